@@ -1,0 +1,135 @@
+"""Numbers and sets of sites <-> bytes, strict on input.
+
+A varint loop in Python costs more than everything else in a stamp, so numbers travel in *blocks*: one byte says how
+wide the block's numbers are (1, 2, 4 or 8 bytes, the least that fits the greatest of them), then the whole block is
+written or read by one call of `array`. How many numbers there are is known beforehand or stands in front, and is
+checked against what is left of the input before anything is allocated: bytes from outside cannot make us hang, crash
+or grow.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+from causal.errors import Malformed
+from causal.model import Mask
+
+_TYPECODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_SWAP = sys.byteorder == "big"  # the wire is little-endian
+
+
+def _width(greatest: int) -> int:
+    if greatest < 1 << 8:
+        return 1
+    if greatest < 1 << 16:
+        return 2
+    return 4 if greatest < 1 << 32 else 8
+
+
+def _array_bytes(numbers: Sequence[int], width: int) -> bytes:
+    block = array(_TYPECODE[width], numbers)
+    if _SWAP:
+        block.byteswap()
+    return block.tobytes()
+
+
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """A block of numbers whose count the reader knows. No numbers, no bytes."""
+    if not numbers:
+        return b""
+    width = _width(max(numbers))
+    if width == 1:
+        return b"\x01" + bytes(numbers)
+    return bytes((width,)) + _array_bytes(numbers, width)
+
+
+def mask_bytes(sites: int) -> int:
+    """How many bytes a set of sites takes."""
+    return (sites + 7) // 8
+
+
+def pack_masks(masks: Iterable[Mask], sites: int) -> bytes:
+    if sites <= 8:
+        return bytes(masks)
+    size = mask_bytes(sites)
+    if size in _TYPECODE:
+        return _array_bytes(list(masks), size)
+    return b"".join([mask.to_bytes(size, "little") for mask in masks])
+
+
+class Reader:
+    """Takes an input apart from the front; every method checks that what it takes is there."""
+
+    __slots__ = ("_data", "_end", "_position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+        self._end = len(data)
+
+    def take(self, size: int) -> bytes:
+        start = self._position
+        stop = start + size
+        if stop > self._end:
+            raise Malformed(f"cut short: {size} bytes wanted, {self._end - start} left")
+        self._position = stop
+        return self._data[start:stop]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def numbers(self, count: int) -> list[int]:
+        if not count:
+            return []
+        width = self.byte()
+        if width == 1:
+            return list(self.take(count))
+        typecode = _TYPECODE.get(width)
+        if typecode is None:
+            raise Malformed(f"a block of numbers {width} bytes wide")
+        block = array(typecode)
+        block.frombytes(self.take(count * width))
+        if _SWAP:
+            block.byteswap()
+        return block.tolist()
+
+    def number(self) -> int:
+        return self.numbers(1)[0]
+
+    def count(self, most: int) -> int:
+        """A number of things to come, refused when it is beyond what can make sense."""
+        count = self.number()
+        if count > most:
+            raise Malformed(f"too many entries: {count}, at most {most} make sense")
+        return count
+
+    def masks(self, count: int, sites: int) -> list[Mask]:
+        size = mask_bytes(sites)
+        data = self.take(count * size)
+        if size == 1:
+            masks = list(data)
+        elif size in _TYPECODE:
+            block = array(_TYPECODE[size])
+            block.frombytes(data)
+            if _SWAP:
+                block.byteswap()
+            masks = block.tolist()
+        else:
+            masks = [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
+        if masks and max(masks) >> sites:
+            raise Malformed(f"a set names a site that does not exist; there are {sites}")
+        return masks
+
+    def text(self) -> bytes:
+        """Bytes whose length stands in front."""
+        return self.take(self.count(self._end - self._position))
+
+    def finish(self) -> None:
+        if self._position != self._end:
+            raise Malformed(f"{self._end - self._position} bytes too many")
+
+
+def pack_text(text: bytes) -> bytes:
+    return pack_numbers((len(text),)) + text

@@ -1,0 +1,127 @@
+"""Messages, tokens and whole sites <-> bytes. Whatever comes in is checked; a failure changes nothing.
+
+A copy is a kind, its dot, its destinations and its stamp; the payload travels beside it. Stamps carry no format number:
+two sites agree on protocol, options and format before they talk. Tokens and dumps come back after a while, from outside
+or from disk, and say what made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from causal.blocks import Reader, pack_masks, pack_numbers, pack_text
+from causal.errors import BadOption, Foreign, Malformed
+from causal.model import Dot, Held, Message, Site, sites_of
+from causal.multicast import C, Multicast, Outgoing
+from causal.protocols import PROTOCOLS
+
+FORMAT = 1  # of tokens and dumps; any other is refused
+TOKEN_MAX = 1 << 24  # bytes; a longer token is refused unread
+OPTIONS_MAX = 16  # options of one protocol in a dump
+
+
+def encode(at: Multicast[Any], outgoing: Outgoing) -> dict[Site, bytes]:
+    """Every copy of a message that `at` sends: its control information, by destination."""
+    dot, to, stamps, _, is_extra = outgoing
+    common = _pack_head(dot, to, is_extra, at.sites) + at._pack_common(stamps)
+    return {site: common + at._pack_own(stamps.at(site), site) for site in sites_of(to)}
+
+
+def encode_copy(at: Multicast[Any], message: Message, receiver: Site) -> bytes:
+    """One copy alone, as `encode` writes it."""
+    dot, to, stamp, _, is_extra = message
+    head = _pack_head(dot, to, is_extra, at.sites)
+    return head + at._pack_common(stamp) + at._pack_own(stamp, receiver)
+
+
+def decode(at: Multicast[Any], data: bytes, payload: bytes = b"") -> Message:
+    """The copy that arrived at `at` as these bytes."""
+    reader = Reader(data)
+    kind = reader.byte()
+    if kind > at.makes_extras:
+        raise Malformed(f"{at.name} has no messages of kind {kind}")
+    site, seq = reader.numbers(2)
+    (to,) = reader.masks(1, at.sites)
+    message = Message(Dot(site, seq), to, None, payload, bool(kind))
+    at._check_head(message)
+    message = message._replace(stamp=at._unpack_stamp(reader, message))
+    reader.finish()
+    at._check_stamp(message)
+    return message
+
+
+def encode_token(at: Multicast[C], token: C) -> bytes:
+    return _pack_preamble(at) + at._pack_context(token)
+
+
+def decode_token(at: Multicast[C], data: bytes) -> C:
+    if len(data) > TOKEN_MAX:
+        raise Malformed(f"a token of {len(data)} bytes; at most {TOKEN_MAX} are read")
+    reader = Reader(data)
+    number, sites = _unpack_preamble(reader)
+    if (number, sites) != (at.number, at.sites):
+        raise Foreign(f"a token of protocol number {number} among {sites} sites; here it is {at.name} among {at.sites}")
+    token = at._unpack_context(reader)
+    reader.finish()
+    return token
+
+
+def dump(at: Multicast[Any]) -> bytes:
+    """The whole state of a site, with what it holds: one loaded from it behaves the same from here on."""
+    held = [message for message, _ in at.held]
+    options = sorted(at.options.items())
+    return b"".join(
+        (
+            _pack_preamble(at),
+            pack_numbers((at.site, at.clock, len(options), len(held))),
+            *(pack_text(name.encode()) + pack_numbers((value,)) for name, value in options),
+            pack_numbers(at.delivered),
+            at._pack_context(at.context),
+            at._pack_state(),
+            *(pack_text(encode_copy(at, message, at.site)) + pack_text(message.payload) for message in held),
+        )
+    )
+
+
+def load(data: bytes, protocols: Mapping[str, type[Multicast[Any]]] = PROTOCOLS) -> Multicast[Any]:
+    """The site that `dump` wrote."""
+    reader = Reader(data)
+    number, sites = _unpack_preamble(reader)
+    protocol = {protocol.number: protocol for protocol in protocols.values()}.get(number)
+    if protocol is None:
+        raise Foreign(f"a dump of an unknown protocol, number {number}")
+    site, clock, options_count, held_count = reader.numbers(4)
+    if options_count > OPTIONS_MAX:
+        raise Malformed(f"a dump with {options_count} options")
+    options = {reader.text().decode("ascii", "replace"): reader.number() for _ in range(options_count)}
+    try:
+        at = protocol(site, sites, **options)
+    except TypeError:
+        raise BadOption(f"{protocol.name} does not know the options {sorted(options)}") from None
+    at.clock = clock
+    at.delivered = reader.numbers(sites)
+    at.context = at._unpack_context(reader)
+    at._unpack_state(reader)
+    for _ in range(held_count):
+        copy, payload = reader.text(), reader.text()
+        effects = at.receive(decode(at, copy, payload))
+        if not (effects and isinstance(effects[0], Held)):
+            raise Malformed("a dump says that it holds a message that is due")
+    reader.finish()
+    return at
+
+
+def _pack_head(dot: Dot, to: int, is_extra: bool, sites: int) -> bytes:
+    return (b"\1" if is_extra else b"\0") + pack_numbers(dot) + pack_masks((to,), sites)
+
+
+def _pack_preamble(at: Multicast[Any]) -> bytes:
+    return bytes((FORMAT, at.number)) + pack_numbers((at.sites,))
+
+
+def _unpack_preamble(reader: Reader) -> tuple[int, int]:
+    version, number = reader.take(2)
+    if version != FORMAT:
+        raise Foreign(f"format {version}; this version reads format {FORMAT}")
+    return number, reader.number()
