@@ -14,7 +14,7 @@ class Malformed(CausalError):
 class FromTheFuture(CausalError):
     """A stamp or token names a message of this very site that this site never sent.
 
-    Only one's own dots can be judged like this; a dot of another site that looks too new may simply be early, and waits.
+    Only one's own dots can be judged like this; one of another site that looks too new may be early, and waits.
     """
 
 

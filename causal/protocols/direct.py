@@ -8,7 +8,7 @@ already lists there, because the delivered message stands for it, and takes the 
 from __future__ import annotations
 
 from causal.blocks import Reader
-from causal.columns import Columns, merged_column, pack_columns, unpack_columns
+from causal.columns import Column, Columns, merged_column, pack_columns, unpack_columns
 from causal.model import Dot, Mask, Message
 from causal.multicast import Multicast
 
@@ -30,7 +30,7 @@ class Direct(Multicast[Columns]):
 
     def _learn(self, message: Message) -> None:
         sender, seq = message.dot
-        columns = []
+        columns: list[Column] = []
         pairs = zip(self.context.columns, message.stamp.columns, strict=True)
         for destination, (ours, theirs) in enumerate(pairs):
             if destination == self.site:

@@ -63,7 +63,7 @@ class Optimal(LogMulticast):
                 needs.append(dot)
                 mask ^= bit
             if mask & message.to:
-                raise Malformed(f"the entry for message {dot.seq} of site {dot.site} names a destination of its carrier")
+                raise Malformed(f"the entry for message {dot.seq} of site {dot.site} names a site that replaces it")
             if mask:
                 pending[dot] = mask
         return LogStamp(newest, pending, needs)
