@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
 
 from causal.errors import Malformed
-from causal.model import Mask
+from causal.model import Dot, Mask
 
-_TYPECODE = {1: "B", 2: "H", 4: "I", 8: "Q"}
+TYPECODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 _SWAP = sys.byteorder == "big"  # the wire is little-endian
 
 
-def _width(greatest: int) -> int:
+def width_of(greatest: int) -> int:
     if greatest < 1 << 8:
         return 1
     if greatest < 1 << 16:
@@ -29,7 +31,7 @@ def _width(greatest: int) -> int:
 
 
 def _array_bytes(numbers: Sequence[int], width: int) -> bytes:
-    block = array(_TYPECODE[width], numbers)
+    block = array(TYPECODES[width], numbers)
     if _SWAP:
         block.byteswap()
     return block.tobytes()
@@ -39,7 +41,7 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
     """A block of numbers whose count the reader knows. No numbers, no bytes."""
     if not numbers:
         return b""
-    width = _width(max(numbers))
+    width = width_of(max(numbers))
     if width == 1:
         return b"\x01" + bytes(numbers)
     return bytes((width,)) + _array_bytes(numbers, width)
@@ -50,13 +52,15 @@ def mask_bytes(sites: int) -> int:
     return (sites + 7) // 8
 
 
-def pack_masks(masks: Iterable[Mask], sites: int) -> bytes:
-    if sites <= 8:
-        return bytes(masks)
-    size = mask_bytes(sites)
-    if size in _TYPECODE:
-        return _array_bytes(list(masks), size)
-    return b"".join([mask.to_bytes(size, "little") for mask in masks])
+@lru_cache(maxsize=256)
+def _head(sites: int, width: int) -> Struct:
+    return Struct(f"<B{TYPECODES[width]}{TYPECODES[width]}{mask_bytes(sites)}s")
+
+
+def pack_head(kind: int, dot: Dot, to: Mask, sites: int) -> bytes:
+    """A message's kind, name and destinations. The kind's byte says how wide the name's numbers are, too."""
+    width = width_of(dot[1]) if sites <= 256 else max(2, width_of(dot[1]))
+    return _head(sites, width).pack(kind << 4 | width, dot[0], dot[1], to.to_bytes(mask_bytes(sites), "little"))
 
 
 class Reader:
@@ -68,6 +72,15 @@ class Reader:
         self._data = data
         self._position = 0
         self._end = len(data)
+
+    def head(self, sites: int) -> tuple[int, Dot, Mask]:
+        """What `pack_head` wrote. Its parts are checked by whoever knows the site."""
+        kind, width = divmod(self._data[0] if self._data else 0, 16)
+        if width not in TYPECODES:
+            raise Malformed("this is no message")
+        struct = _head(sites, width)
+        _, site, seq, to = struct.unpack(self.take(struct.size))
+        return kind, Dot(site, seq), int.from_bytes(to, "little")
 
     def take(self, size: int) -> bytes:
         start = self._position
@@ -86,7 +99,7 @@ class Reader:
         width = self.byte()
         if width == 1:
             return list(self.take(count))
-        typecode = _TYPECODE.get(width)
+        typecode = TYPECODES.get(width)
         if typecode is None:
             raise Malformed(f"a block of numbers {width} bytes wide")
         block = array(typecode)
@@ -105,26 +118,12 @@ class Reader:
             raise Malformed(f"too many entries: {count}, at most {most} make sense")
         return count
 
-    def masks(self, count: int, sites: int) -> list[Mask]:
-        size = mask_bytes(sites)
-        data = self.take(count * size)
-        if size == 1:
-            masks = list(data)
-        elif size in _TYPECODE:
-            block = array(_TYPECODE[size])
-            block.frombytes(data)
-            if _SWAP:
-                block.byteswap()
-            masks = block.tolist()
-        else:
-            masks = [int.from_bytes(data[at : at + size], "little") for at in range(0, len(data), size)]
-        if masks and max(masks) >> sites:
-            raise Malformed(f"a set names a site that does not exist; there are {sites}")
-        return masks
-
     def text(self) -> bytes:
         """Bytes whose length stands in front."""
         return self.take(self.count(self._end - self._position))
+
+    def left(self) -> int:
+        return self._end - self._position
 
     def finish(self) -> None:
         if self._position != self._end:

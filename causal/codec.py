@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from causal.blocks import Reader, pack_masks, pack_numbers, pack_text
+from causal.blocks import Reader, pack_head, pack_numbers, pack_text
 from causal.errors import BadOption, Foreign, Malformed
-from causal.model import Dot, Held, Message, Site, sites_of
+from causal.model import Held, Message, Site, sites_of
 from causal.multicast import C, Multicast, Outgoing
 from causal.protocols import PROTOCOLS
 
@@ -24,30 +24,21 @@ OPTIONS_MAX = 16  # options of one protocol in a dump
 def encode(at: Multicast[Any], outgoing: Outgoing) -> dict[Site, bytes]:
     """Every copy of a message that `at` sends: its control information, by destination."""
     dot, to, stamps, _, is_extra = outgoing
-    common = _pack_head(dot, to, is_extra, at.sites) + at._pack_common(stamps)
-    return {site: common + at._pack_own(stamps.at(site), site) for site in sites_of(to)}
-
-
-def encode_copy(at: Multicast[Any], message: Message, receiver: Site) -> bytes:
-    """One copy alone, as `encode` writes it."""
-    dot, to, stamp, _, is_extra = message
-    head = _pack_head(dot, to, is_extra, at.sites)
-    return head + at._pack_common(stamp) + at._pack_own(stamp, receiver)
+    head = pack_head(is_extra, dot, to, at.sites)
+    pack = at._pack_stamps(stamps)
+    return {site: head + pack(site) for site in sites_of(to)}
 
 
 def decode(at: Multicast[Any], data: bytes, payload: bytes = b"") -> Message:
     """The copy that arrived at `at` as these bytes."""
     reader = Reader(data)
-    kind = reader.byte()
+    kind, dot, to = reader.head(at.sites)
     if kind > at.makes_extras:
         raise Malformed(f"{at.name} has no messages of kind {kind}")
-    site, seq = reader.numbers(2)
-    (to,) = reader.masks(1, at.sites)
-    message = Message(Dot(site, seq), to, None, payload, bool(kind))
-    at._check_head(message)
-    message = message._replace(stamp=at._unpack_stamp(reader, message))
+    stamp = at._unpack_stamp(reader, to, bool(kind))
     reader.finish()
-    at._check_stamp(message)
+    message = Message(dot, to, stamp, payload, bool(kind))
+    at._check_message(message)
     return message
 
 
@@ -79,7 +70,7 @@ def dump(at: Multicast[Any]) -> bytes:
             pack_numbers(at.delivered),
             at._pack_context(at.context),
             at._pack_state(),
-            *(pack_text(encode_copy(at, message, at.site)) + pack_text(message.payload) for message in held),
+            *(pack_text(_encode_held(at, message)) + pack_text(message.payload) for message in held),
         )
     )
 
@@ -112,8 +103,9 @@ def load(data: bytes, protocols: Mapping[str, type[Multicast[Any]]] = PROTOCOLS)
     return at
 
 
-def _pack_head(dot: Dot, to: int, is_extra: bool, sites: int) -> bytes:
-    return (b"\1" if is_extra else b"\0") + pack_numbers(dot) + pack_masks((to,), sites)
+def _encode_held(at: Multicast[Any], message: Message) -> bytes:
+    dot, to, stamp, _, is_extra = message
+    return pack_head(is_extra, dot, to, at.sites) + at._pack_stamps(stamp)(at.site)
 
 
 def _pack_preamble(at: Multicast[Any]) -> bytes:

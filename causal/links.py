@@ -49,6 +49,9 @@ class LinkStamp(NamedTuple):
     number: int
     size: int  # in units: 1 where it orders, 0 where it does not count
 
+    def at(self, site: Site) -> LinkStamp:
+        return self
+
     def highest(self, site: Site) -> int:
         return 0
 

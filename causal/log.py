@@ -12,21 +12,27 @@ A log is a value: `pending` is never changed once made, so a snapshot of a site'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from causal.blocks import Reader, pack_masks, pack_numbers
-from causal.errors import Malformed
 from causal.execution import Fact
 from causal.model import Dot, Mask, Missing, Site, sites_of
+
+Name = tuple[Site, int]  # a dot, or what equals one: a log read from bytes makes plain pairs, which is faster
 
 
 class LogStamp(NamedTuple):
     """One copy's control information, O_M of the paper, with what concerns its receiver set apart (KS 4.5)."""
 
     newest: tuple[int, ...]
-    pending: Mapping[Dot, Mask]  # without the destinations of this message: SND(2)
-    needs: Sequence[Dot]  # the entries that name the receiver
+    pending: Mapping[Name, Mask]  # without the destinations of this message: SND(2)
+    needs: Sequence[Name]  # the entries that name the receiver
+
+    def at(self, site: Site) -> LogStamp:
+        return self
+
+    def needed(self) -> Iterable[Name]:
+        return self.needs
 
     def first_missing(self, at: Site, delivered: Sequence[int]) -> Missing | None:
         return _first_missing(self.needs, delivered) if self.needs else None
@@ -38,24 +44,28 @@ class LogStamp(NamedTuple):
         return sum(map(int.bit_count, self.pending.values())) + len(self.needs)
 
     def facts(self, receiver: Site) -> frozenset[Fact]:
-        others = {(dot.site, dot.seq, site) for dot, mask in self.pending.items() for site in sites_of(mask)}
-        return frozenset(others | {(dot.site, dot.seq, receiver) for dot in self.needs})
+        others = {(*dot, site) for dot, mask in self.pending.items() for site in sites_of(mask)}
+        return frozenset(others | {(*dot, receiver) for dot in self.needs})
 
 
 class LogStamps(NamedTuple):
     """The stamps of one multicast: a common part, and for each destination the entries that name it."""
 
     newest: tuple[int, ...]
-    pending: Mapping[Dot, Mask]
-    needs: Mapping[Mask, Sequence[Dot]]  # by the destination's bit
+    pending: Mapping[Name, Mask]
+    needs: Mapping[Mask, Sequence[Name]]  # by the destination's bit
 
     def at(self, site: Site) -> LogStamp:
         return LogStamp(self.newest, self.pending, self.needs.get(1 << site, ()))
 
+    def needed(self) -> Iterable[Name]:
+        """Every message that some destination must wait for."""
+        return [name for names in self.needs.values() for name in names]
+
 
 class Log(NamedTuple):
     newest: tuple[int, ...]  # by sender; 0 when nothing is known
-    pending: Mapping[Dot, Mask]  # remaining destinations, never empty
+    pending: Mapping[Name, Mask]  # remaining destinations, never empty
 
     @staticmethod
     def empty(sites: int) -> Log:
@@ -68,8 +78,8 @@ class Log(NamedTuple):
         destination that it concerns.
         """
         newest, pending = self
-        remaining: dict[Dot, Mask] = {}
-        needs: dict[Mask, list[Dot]] = {}
+        remaining: dict[Name, Mask] = {}
+        needs: dict[Mask, list[Name]] = {}
         for named, mask in pending.items():
             replaced = mask & to
             if replaced:
@@ -121,11 +131,11 @@ class Log(NamedTuple):
         return sum(map(int.bit_count, self.pending.values()))
 
 
-def _merge(ours: Log, theirs: Log | LogStamp) -> tuple[list[int], dict[Dot, Mask]]:
+def _merge(ours: Log, theirs: Log | LogStamp) -> tuple[list[int], dict[Name, Mask]]:
     """RCV(4): what both pasts together still have to say. Compares against the sets as they were."""
     newest, pending = ours
     their_newest, their_pending = theirs[0], theirs[1]
-    merged: dict[Dot, Mask] = {}
+    merged: dict[Name, Mask] = {}
     for dot, mask in their_pending.items():
         if dot in pending:
             mask &= pending[dot]
@@ -139,52 +149,10 @@ def _merge(ours: Log, theirs: Log | LogStamp) -> tuple[list[int], dict[Dot, Mask
     return [a if a > b else b for a, b in zip(newest, their_newest, strict=True)], merged
 
 
-def _first_missing(needs: Sequence[Dot], delivered: Sequence[int]) -> Missing | None:
+def _first_missing(needs: Sequence[Name], delivered: Sequence[int]) -> Missing | None:
     """The need of the lowest-numbered site that is not met. By Lemma 1 there is one need a site at most."""
-    lowest: Dot | None = None
+    lowest: Name | None = None
     for dot in needs:
         if dot[1] > delivered[dot[0]] and (lowest is None or dot < lowest):
             lowest = dot
-    return None if lowest is None else Missing(lowest.site, lowest.seq)
-
-
-def pack_names(newest: Sequence[int], dots: Collection[Dot]) -> bytes:
-    """Messages by sender and by their *age* behind the sender's newest: small numbers, narrow blocks."""
-    names: list[int] = []
-    for site, seq in dots:
-        names.append(site)
-        names.append(newest[site] - seq)
-    return pack_numbers((len(dots),)) + pack_numbers(names)
-
-
-def pack_entries(newest: Sequence[int], entries: Mapping[Dot, Mask]) -> bytes:
-    return pack_names(newest, entries.keys()) + pack_masks(entries.values(), len(newest))
-
-
-def pack_log(newest: Sequence[int], entries: Mapping[Dot, Mask]) -> bytes:
-    return pack_numbers(newest) + pack_entries(newest, entries)
-
-
-def unpack_names(reader: Reader, newest: Sequence[int], most: int) -> list[Dot]:
-    count = reader.count(most)
-    names = reader.numbers(2 * count)
-    dots = []
-    for site, age in zip(names[::2], names[1::2], strict=True):
-        if site >= len(newest) or age >= newest[site]:
-            raise Malformed(f"a message of site {site}, {age} before its newest, does not exist")
-        dots.append(Dot(site, newest[site] - age))
-    return dots
-
-
-def unpack_log(reader: Reader, sites: int) -> tuple[tuple[int, ...], dict[Dot, Mask]]:
-    newest = tuple(reader.numbers(sites))
-    dots = unpack_names(reader, newest, sites * (sites - 1))
-    entries = dict(zip(dots, reader.masks(len(dots), sites), strict=True))
-    named = [1 << site for site in range(sites)]  # no sender is its own destination
-    for (site, _), mask in entries.items():
-        if named[site] & mask or not mask:
-            raise Malformed(f"an entry of site {site} has no destinations, or some that another entry has: {mask:#x}")
-        named[site] |= mask
-    if len(entries) != len(dots):
-        raise Malformed("two entries for one message")
-    return newest, entries
+    return None if lowest is None else Missing(*lowest)

@@ -19,7 +19,7 @@ two can be merged, and another site judges it by the same rule as a message.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -108,10 +108,11 @@ class Multicast(ABC, Generic[C]):
         `false-causality` makes use of it.
         """
         self._check_destinations(to)
-        made = self._make_room(to)
+        made = self._make_room(to) if self.makes_extras else []
         dot = self.take_dot()
         made.append(Outgoing(dot, to, self._stamp(dot, to, semantic), payload))
-        made += self._make_room(0)
+        if self.makes_extras:
+            made += self._make_room(0)
         return made
 
     def take_dot(self) -> Dot:
@@ -130,9 +131,7 @@ class Multicast(ABC, Generic[C]):
             self._arrivals += 1
             self._file(missing, self._arrivals, message)
             return [Held(message, missing)]
-        effects: list[Effect] = []
-        self._deliver(message, effects)
-        return effects
+        return self._deliver(message)
 
     @property
     def held(self) -> list[Held]:
@@ -166,7 +165,7 @@ class Multicast(ABC, Generic[C]):
         if missing is not None:
             raise NotDue(f"message {missing.seq} of site {missing.site} is not delivered at site {self.site} yet")
         self.context = self.context.joined(token, self.site)
-        return self._make_room(0)
+        return self._make_room(0) if self.makes_extras else []
 
     # What a variant is
 
@@ -188,8 +187,8 @@ class Multicast(ABC, Generic[C]):
         """What it learns: a message that is due joins this site's past."""
 
     def _make_room(self, to: Mask) -> list[Outgoing]:
-        """Extra messages that must go out before a message to `to` is stamped, or (nobody) before anything else is."""
-        return []
+        """Extra messages that must go out before a message to `to` is stamped, or (to nobody) after any other step."""
+        raise NotImplementedError  # unless makes_extras
 
     def units(self, message: Message) -> int:
         """How much control information this copy carries, in the protocol's own measure."""
@@ -199,16 +198,15 @@ class Multicast(ABC, Generic[C]):
     # Its bytes: numbers and sets in blocks, put together by the codec
 
     @abstractmethod
-    def _pack_common(self, stamp: Any) -> bytes:
-        """What all copies of a multicast share; `stamp` is one copy's stamp, or those of all of them."""
+    def _pack_stamps(self, stamps: Any) -> Callable[[Site], bytes]:
+        """The stamps of one message as bytes, by destination. What the copies share is packed once.
 
-    def _pack_own(self, stamp: Any, receiver: Site) -> bytes:
-        """What only the copy to `receiver` carries."""
-        return b""
+        One copy's stamp alone will do as well: `at` gives itself.
+        """
 
     @abstractmethod
-    def _unpack_stamp(self, reader: Reader, message: Message) -> Any:
-        """The stamp of a copy that arrived here; `message` is the copy without it."""
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Any:
+        """The stamp of a copy that arrived here, of a message to `to`."""
 
     @abstractmethod
     def _pack_context(self, context: C) -> bytes: ...
@@ -224,16 +222,17 @@ class Multicast(ABC, Generic[C]):
 
     # Holding and releasing
 
-    def _deliver(self, message: Message, effects: list[Effect]) -> None:
+    def _deliver(self, message: Message) -> list[Effect]:
         """Deliver a message that is due, then all that it releases, in order of arrival."""
-        due = [(0, message)]
-        while due:
-            _, message = heappop(due)
+        effects: list[Effect] = []
+        due: list[tuple[int, Message]] = []
+        while True:
             site, seq = message.dot
             self.delivered[site] = seq
             self._learn(message)
             effects.append(message)
-            effects += self._make_room(0)
+            if self.makes_extras:
+                effects += self._make_room(0)
             if self._held:
                 for arrival, woken in self._wake(site):
                     missing = self._missing(woken)
@@ -242,6 +241,9 @@ class Multicast(ABC, Generic[C]):
                         heappush(due, (arrival, woken))
                     else:
                         self._file(missing, arrival, woken)
+            if not due:
+                return effects
+            _, message = heappop(due)
 
     def _file(self, missing: Missing, arrival: int, message: Message) -> None:
         site, seq, by_link = missing
@@ -274,19 +276,12 @@ class Multicast(ABC, Generic[C]):
             raise BadDestinations(f"site {self.site} cannot be a destination of its own message")
 
     def _check_message(self, message: Message) -> None:
-        self._check_head(message)
-        self._check_stamp(message)
-
-    def _check_head(self, message: Message) -> None:
-        (site, seq), to = message.dot, message.to
+        """Refuse what no honest site can have sent. Other times that look too new are only early: they wait."""
+        (site, seq), to, stamp, _, _ = message
         if not 0 <= site < self.sites or seq < 1 or to >> self.sites or to >> site & 1:
             raise Malformed(f"message {seq} of site {site} to the set {to:#x}, among {self.sites} sites")
         if not to >> self.site & 1:
             raise NotForUs(f"message {seq} of site {site} does not go to site {self.site}")
-
-    def _check_stamp(self, message: Message) -> None:
-        """Refuse what no honest site can have stamped. Other times that look too new are only early: they wait."""
-        (site, seq), stamp = message.dot, message.stamp
         if stamp.highest(site) >= seq:
             raise Malformed(f"message {seq} of site {site} names message {stamp.highest(site)} of its own sender")
         if stamp.highest(self.site) > self.clock:

@@ -7,9 +7,11 @@ already lists there, because the delivered message stands for it, and takes the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from causal.blocks import Reader
 from causal.columns import Column, Columns, merged_column, pack_columns, unpack_columns
-from causal.model import Dot, Mask, Message
+from causal.model import Dot, Mask, Message, Site
 from causal.multicast import Multicast
 
 
@@ -42,10 +44,11 @@ class Direct(Multicast[Columns]):
                 columns.append(merged_column(ours, theirs))
         self.context = Columns(tuple(columns))
 
-    def _pack_common(self, stamp: Columns) -> bytes:
-        return pack_columns(stamp.columns)
+    def _pack_stamps(self, stamps: Columns) -> Callable[[Site], bytes]:
+        packed = self._pack_context(stamps)
+        return lambda site: packed
 
-    def _unpack_stamp(self, reader: Reader, message: Message) -> Columns:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Columns:
         return self._unpack_context(reader)
 
     def _pack_context(self, context: Columns) -> bytes:

@@ -14,7 +14,7 @@ copy fits. A delivery or an adopted token can pass the threshold as well, and em
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader
@@ -60,6 +60,9 @@ class SparseStamp(NamedTuple):
     common: Columns  # the columns of all destinations are empty
     own: Column
     others: int  # how many other destinations there are
+
+    def at(self, site: Site) -> SparseStamp:
+        return self
 
     def first_missing(self, at: Site, delivered: Sequence[int]) -> Missing | None:
         return first_missing(self.own, delivered)
@@ -140,19 +143,17 @@ class ExtraMessage(Multicast[Columns]):
             return sum(lengths)
         return sum(lengths) - sum(inside) + max(inside) + len(inside) - 1
 
-    def _pack_common(self, stamp: SparseStamp | SparseStamps | ColumnStamp) -> bytes:
-        return b"" if isinstance(stamp, ColumnStamp) else pack_columns(stamp.common.columns)
+    def _pack_stamps(self, stamps: SparseStamps | SparseStamp | ColumnStamp) -> Callable[[Site], bytes]:
+        common = b"" if isinstance(stamps, ColumnStamp) else pack_columns(stamps.common.columns)
+        return lambda site: common + pack_column(stamps.at(site).own)
 
-    def _pack_own(self, stamp: SparseStamp | ColumnStamp, receiver: Site) -> bytes:
-        return pack_column(stamp.own)
-
-    def _unpack_stamp(self, reader: Reader, message: Message) -> SparseStamp | ColumnStamp:
-        if message.is_extra:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> SparseStamp | ColumnStamp:
+        if is_extra:
             return ColumnStamp(unpack_column(reader, self.sites))
         common = unpack_columns(reader, self.sites)
-        if any(common.columns[site] for site in sites_of(message.to)):
+        if any(common.columns[site] for site in sites_of(to)):
             raise Malformed("a column of a destination among the common columns")
-        return SparseStamp(common, unpack_column(reader, self.sites), message.to.bit_count() - 1)
+        return SparseStamp(common, unpack_column(reader, self.sites), to.bit_count() - 1)
 
     def _pack_context(self, context: Columns) -> bytes:
         return pack_columns(context.columns)

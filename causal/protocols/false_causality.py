@@ -14,7 +14,7 @@ A token is the stamp of a dependent message: its PREV is everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader, pack_numbers
@@ -53,6 +53,9 @@ class Meant(NamedTuple):
 class MeantStamp(NamedTuple):
     past: Meant
     link: int
+
+    def at(self, site: Site) -> MeantStamp:
+        return self
 
     def highest(self, site: Site) -> int:
         return self.past.highest(site)
@@ -106,13 +109,11 @@ class FalseCausality(Multicast[Meant]):
     def _reached(self, site: Site) -> list[tuple[bool, int]]:
         return [*super()._reached(site), (True, self._links.delivered[site])]
 
-    def _pack_common(self, stamp: MeantStamp | MeantStamps) -> bytes:
-        return self._pack_context(stamp.past)
+    def _pack_stamps(self, stamps: MeantStamps | MeantStamp) -> Callable[[Site], bytes]:
+        past = self._pack_context(stamps.past)
+        return lambda site: past + pack_link(stamps.at(site).link)
 
-    def _pack_own(self, stamp: MeantStamp, receiver: Site) -> bytes:
-        return pack_link(stamp.link)
-
-    def _unpack_stamp(self, reader: Reader, message: Message) -> MeantStamp:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> MeantStamp:
         return MeantStamp(self._unpack_context(reader), unpack_link(reader))
 
     def _pack_context(self, context: Meant) -> bytes:

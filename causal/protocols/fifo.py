@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from causal.blocks import Reader
 from causal.links import LinkNumbers, LinkStamp, LinkStamps, Nothing, pack_link, unpack_link
 from causal.model import Dot, Mask, Message, Missing, Site
@@ -24,13 +26,10 @@ class LinkMulticast(Multicast[Nothing]):
     def _stamp(self, dot: Dot, to: Mask, semantic: bool) -> LinkStamps:
         return LinkStamps(self._links.number(to), self.size)
 
-    def _pack_common(self, stamp: LinkStamp | LinkStamps) -> bytes:
-        return b""
+    def _pack_stamps(self, stamps: LinkStamps | LinkStamp) -> Callable[[Site], bytes]:
+        return lambda site: pack_link(stamps.at(site).number)
 
-    def _pack_own(self, stamp: LinkStamp, receiver: Site) -> bytes:
-        return pack_link(stamp.number)
-
-    def _unpack_stamp(self, reader: Reader, message: Message) -> LinkStamp:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LinkStamp:
         return LinkStamp(unpack_link(reader), self.size)
 
     def _pack_context(self, context: Nothing) -> bytes:

@@ -7,8 +7,10 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from causal.blocks import Reader
-from causal.model import Dot, Mask, Message
+from causal.model import Dot, Mask, Message, Site
 from causal.multicast import Multicast
 from causal.rows import Matrix, pack_rows, unpack_rows
 
@@ -31,10 +33,11 @@ class MatrixMulticast(Multicast[Matrix]):
     def _learn(self, message: Message) -> None:
         self.context = self.context.merged(message.stamp).with_message(message.dot, message.to)
 
-    def _pack_common(self, stamp: Matrix) -> bytes:
-        return pack_rows(stamp.rows)
+    def _pack_stamps(self, stamps: Matrix) -> Callable[[Site], bytes]:
+        packed = self._pack_context(stamps)
+        return lambda site: packed
 
-    def _unpack_stamp(self, reader: Reader, message: Message) -> Matrix:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Matrix:
         return self._unpack_context(reader)
 
     def _pack_context(self, context: Matrix) -> bytes:

@@ -8,9 +8,11 @@ facts about its receiver folded into the entries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from causal.blocks import Reader, pack_numbers
-from causal.errors import Malformed
-from causal.log import Log, LogStamp, LogStamps, pack_entries, pack_log, unpack_log
+from causal.log import Log, LogStamp, LogStamps
+from causal.logbytes import age_width, check_width, pack_entries, pack_log, unpack_entries, unpack_log
 from causal.model import Dot, Mask, Message, Site
 from causal.multicast import Multicast
 
@@ -43,27 +45,25 @@ class Optimal(LogMulticast):
     paper = "Kshemkalyani and Singhal 1998, section 4.3"
     carries = "the log entries (sender, time, remaining destinations), pruned for this destination"
 
-    def _pack_common(self, stamp: LogStamps | LogStamp) -> bytes:
-        return pack_numbers(stamp.newest)
+    def _pack_stamps(self, stamps: LogStamps | LogStamp) -> Callable[[Site], bytes]:
+        newest, pending, _ = stamps
+        width = age_width(newest, [*pending, *stamps.needed()])
+        packed = pack_entries(newest, pending, width)
+        head = pack_numbers(newest) + bytes((width,))
+        common = head + b"".join(packed.values())
 
-    def _pack_own(self, stamp: LogStamp, receiver: Site) -> bytes:
-        entries = stamp.pending
-        if stamp.needs:
-            bit = 1 << receiver
-            entries = {**entries, **{dot: entries.get(dot, 0) | bit for dot in stamp.needs}}
-        return pack_entries(stamp.newest, entries)
+        def pack(site: Site) -> bytes:
+            needs = stamps.at(site).needs
+            if not needs:
+                return common
+            own = {name: pending.get(name, 0) | 1 << site for name in needs}
+            return head + b"".join({**packed, **pack_entries(newest, own, width)}.values())
 
-    def _unpack_stamp(self, reader: Reader, message: Message) -> LogStamp:
-        newest, entries = unpack_log(reader, self.sites)
-        bit = 1 << self.site
-        pending: dict[Dot, Mask] = {}
-        needs: list[Dot] = []
-        for dot, mask in entries.items():
-            if mask & bit:
-                needs.append(dot)
-                mask ^= bit
-            if mask & message.to:
-                raise Malformed(f"the entry for message {dot.seq} of site {dot.site} names a site that replaces it")
-            if mask:
-                pending[dot] = mask
+        return pack
+
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
+        newest = tuple(reader.numbers(self.sites))
+        width = reader.byte()
+        check_width(width)
+        pending, needs = unpack_entries(reader.take(reader.left()), newest, width, to, 1 << self.site)
         return LogStamp(newest, pending, needs)

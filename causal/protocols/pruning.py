@@ -11,10 +11,13 @@ ever holds two such entries (KS Lemma 1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from causal.blocks import Reader
 from causal.errors import Malformed
-from causal.log import LogStamp, LogStamps, pack_log, pack_names, unpack_log, unpack_names
-from causal.model import Message, Site
+from causal.log import LogStamp, LogStamps
+from causal.logbytes import pack_log, pack_names, unpack_log, unpack_names
+from causal.model import Mask, Site
 from causal.protocols.optimal import LogMulticast
 
 
@@ -24,17 +27,14 @@ class Pruning(LogMulticast):
     paper = "Jang, Park, Cho and Yoon 1997, section 4.2"
     carries = "one control vector CI for all copies, and for each copy its delivery constraint DC"
 
-    def _pack_common(self, stamp: LogStamps | LogStamp) -> bytes:
-        return pack_log(stamp.newest, stamp.pending)
+    def _pack_stamps(self, stamps: LogStamps | LogStamp) -> Callable[[Site], bytes]:
+        newest = stamps.newest
+        common = pack_log(newest, stamps.pending)
+        return lambda site: common + pack_names(newest, stamps.at(site).needs)
 
-    def _pack_own(self, stamp: LogStamp, receiver: Site) -> bytes:
-        return pack_names(stamp.newest, stamp.needs)
-
-    def _unpack_stamp(self, reader: Reader, message: Message) -> LogStamp:
-        newest, pending = unpack_log(reader, self.sites)
-        if any(mask & message.to for mask in pending.values()):
-            raise Malformed("an entry names a destination of its carrier")
-        needs = unpack_names(reader, newest, self.sites)
-        if len({dot.site for dot in needs}) != len(needs):
-            raise Malformed("two delivery constraints for one sender")
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
+        newest, pending = unpack_log(reader, self.sites, to)
+        needs = unpack_names(reader, newest)
+        if any(site == self.site for site, _ in needs) or len(needs) > self.sites:
+            raise Malformed("a delivery constraint on a message of the receiver itself, or too many")
         return LogStamp(newest, pending, needs)

@@ -5,7 +5,7 @@ When every message goes to everybody, one number a sender says it all. Only for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader, pack_numbers
@@ -68,15 +68,16 @@ class Vector(Multicast[Clock]):
         if to | 1 << self.site != (1 << self.sites) - 1:
             raise BadDestinations("vector needs every message to go to all other sites")
 
-    def _check_head(self, message: Message) -> None:
-        super()._check_head(message)
+    def _check_message(self, message: Message) -> None:
+        super()._check_message(message)
         if message.to | 1 << message.dot.site != (1 << self.sites) - 1:
             raise Malformed("a vector message that does not go to all other sites")
 
-    def _pack_common(self, stamp: Clock) -> bytes:
-        return pack_numbers(stamp.times)
+    def _pack_stamps(self, stamps: Clock) -> Callable[[Site], bytes]:
+        packed = self._pack_context(stamps)
+        return lambda site: packed
 
-    def _unpack_stamp(self, reader: Reader, message: Message) -> Clock:
+    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Clock:
         return self._unpack_context(reader)
 
     def _pack_context(self, context: Clock) -> bytes:
