@@ -9,7 +9,7 @@ only adds. The calibration loop runs in every round; two machines, or two days, 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from causal.codec import decode, encode
 from causal.model import Mask, Message, Site
 from causal.multicast import Effect, Multicast, Outgoing
 from causal.protocols import PROTOCOLS
+from causal.provenance import provenance
 from causal.simulation import simulate
 from causal.workload import Workload
 
@@ -25,6 +26,11 @@ SIZES = (3, 5, 10, 20, 40)
 _SAMPLE = 300  # messages kept for timing the codec
 _SKIP = 50  # messages before the first of them
 _COPIES = 12_000  # that one timed run delivers, about
+_LEGEND = (
+    "Microseconds: send = all copies of a multicast, not encoded; deliver = one copy, not decoded; encode = all\n"
+    "copies; decode = one copy; multicast = send + encode + fan-out * (decode + deliver).\n"
+    "Mean fan-out n/2, vector: n - 1. The calibration loop is fixed work: compare machines, and days, by it."
+)
 
 
 class Timing(NamedTuple):
@@ -174,3 +180,43 @@ def crossover(rows: Iterable[Row], one: str = "optimal", other: str = "matrix") 
             break
         found = sites
     return found
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Microseconds and bytes, a line a row, and the crossover in a sentence."""
+    titles = ("n", "protocol", "send", "deliver", "encode", "decode", "multicast", "bytes", "calibration")
+    lines = ["{:>3}  {:<16}{:>8}{:>9}{:>8}{:>8}{:>11}{:>7}{:>13}".format(*titles)]
+    for sites, protocol, timing, calibration in rows:
+        lines.append(
+            f"{sites:>3}  {protocol:<16}{timing.send:>8.2f}{timing.deliver:>9.2f}{timing.encode:>8.1f}"
+            f"{timing.decode:>8.2f}{timing.multicast:>11.1f}{timing.bytes:>7.0f}{calibration:>13.0f}"
+        )
+    return "\n".join([*lines, "", _LEGEND, crossover_sentence(rows)])
+
+
+def crossover_sentence(rows: Sequence[Row]) -> str:
+    sizes = sorted({row.sites for row in rows})
+    found = crossover(rows)
+    if not {"optimal", "matrix"} <= {row.protocol for row in rows}:
+        return ""
+    if found is None:
+        return f"A whole multicast costs no less under optimal than under matrix up to n = {sizes[-1]}."
+    return f"A whole multicast costs less under optimal than under matrix from n = {found} on (of {sizes})."
+
+
+def as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    return {
+        "unit": "microseconds",
+        **provenance(),
+        "rows": [
+            {
+                "sites": row.sites,
+                "protocol": row.protocol,
+                **row.timing._asdict(),
+                "multicast": row.timing.multicast,
+                "calibration": row.calibration,
+            }
+            for row in rows
+        ],
+        "crossover_optimal_matrix": crossover(rows),
+    }

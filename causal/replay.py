@@ -155,7 +155,7 @@ def replay(lines: Iterable[str]) -> Iterator[Line]:
         if not text.strip():
             continue
         try:
-            line = _parse(text)
+            line = parse(text)
             if running is None:
                 running = Replay(line)
             else:
@@ -167,7 +167,7 @@ def replay(lines: Iterable[str]) -> Iterator[Line]:
     yield from running.drain()
 
 
-def _parse(text: str) -> Line:
+def parse(text: str) -> Line:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:

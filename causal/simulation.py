@@ -31,6 +31,7 @@ _SESSION_GAPS = 3  # a session stays this many of the sites' mean gaps between t
 class Outcome:
     """Sums over the user messages after the warm-up, and over the extra messages made meanwhile."""
 
+    sites: int
     messages: int = 0
     extras: int = 0
     copies: int = 0  # of user messages
@@ -50,6 +51,31 @@ class Outcome:
     log_units: int = 0  # summed over sites, at the end
     seconds: float = 0.0  # of simulated time
     execution: Execution | None = None
+
+    def summary(self) -> dict[str, float]:
+        """The figures that people ask for, by name."""
+        copies, messages = max(self.copies, 1), max(self.messages, 1)
+        held_s = sorted(self.held_s)
+        return {
+            "messages": self.messages,
+            "copies": self.copies,
+            "units_a_copy": self.units / copies,
+            "bytes_a_copy": self.bytes / copies,
+            "bytes_on_paper_a_copy": self.paper_bytes / copies,
+            "dependents_a_copy": self.dependents / copies,
+            "largest_copy_units": self.largest_units,
+            "extra_messages_a_message": self.extras / messages,
+            "held_share": self.held / copies,
+            "hold_mean_s": sum(held_s) / max(len(held_s), 1),
+            "hold_p99_s": held_s[len(held_s) * 99 // 100] if held_s else 0.0,
+            "duplicates_dropped": self.duplicates,
+            "session_moves": self.moves,
+            "move_wait_mean_s": sum(self.moves_waited_s) / max(self.moves, 1),
+            "left_held": self.left_held,
+            "left_waiting": self.left_waiting,
+            "log_units_a_site": self.log_units / self.sites,
+            "simulated_s": self.seconds,
+        }
 
 
 class Visit(NamedTuple):
@@ -80,7 +106,7 @@ class Simulation:
         self._count_bytes = count_bytes or wire
         self._sites = [make(protocol, site, workload.sites, **options or {}) for site in range(workload.sites)]
         self._execution = Execution(workload.sites, protocol, dict(options or {})) if record else None
-        self.outcome = Outcome(execution=self._execution)
+        self.outcome = Outcome(workload.sites, execution=self._execution)
         self._rng = random.Random(f"rest {workload.seed}")  # sessions, extra messages, repeats
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._event_count = 0

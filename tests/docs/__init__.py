@@ -1,0 +1,1 @@
+"""Tests of the pages: what they tell a reader to type works."""
