@@ -13,7 +13,17 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 # Every file of causal/ that is not named here is core: it has no outside.
-SHELL = {"cli.py", "plots.py", "bench.py", "compare.py", "replay.py", "demo.py", "diagram.py", "progress.py"}
+SHELL = {
+    "bench.py",
+    "cli.py",
+    "compare.py",
+    "demo.py",
+    "diagram.py",
+    "page.py",
+    "plots.py",
+    "provenance.py",
+    "replay.py",
+}
 SEEDED = {"simulation.py", "workload.py"}  # between the two: chance that comes from a seed, and nothing else
 
 CLOCKS = {"datetime", "sched", "time", "timeit"}
@@ -41,9 +51,7 @@ FUNCTION_LINES_MAX = 60
 UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
 MERGE_MARKER = re.compile(r"^(?:<{7}|>{7}|\|{7})(?: |$)", re.MULTILINE)
 MACHINE_PATH = re.compile(r"(?<![\w.$~})-])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "op" + "t", "ho" + "me")) + ")/")
-REGISTRY = re.compile(
-    r"--(?:(?:extra-)?index-ur[l]|find-link[s]|trusted-hos[t])|\b(?:pypi|pythonhosted)\.or[g]|:/[/]\S+/simple\b"
-)
+REGISTRY = re.compile(r"--(?:(?:extra-)?index-ur[l]|find-link[s]|trusted-hos[t])|:/[/]\S+/simple\b")
 
 
 class Import(NamedTuple):

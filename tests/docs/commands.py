@@ -21,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.is_file()]
 TIMEOUT_S = 60
 WORDS = {"expect", "long"}
 NOT_FOR_HERE = re.compile(r"(?:make|cd|git clone|pip install)\b")  # recursion, no effect, network

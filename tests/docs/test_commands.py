@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs import commands
-from tests.docs.commands import BadPage, Command, commands_in, complaint_about, matches
+from tests.docs.commands import PAGES, ROOT, BadPage, Command, commands_in, complaint_about, matches
 
-ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
-PAGES = [page for page in (README, *sorted((ROOT / "docs").rglob("*.md"))) if page.is_file()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
