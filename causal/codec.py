@@ -25,8 +25,8 @@ def encode(at: Multicast[Any], outgoing: Outgoing) -> dict[Site, bytes]:
     """Every copy of a message that `at` sends: its control information, by destination."""
     dot, to, stamps, _, is_extra = outgoing
     head = pack_head(is_extra, dot, to, at.sites)
-    pack = at._pack_stamps(stamps)
-    return {site: head + pack(site) for site in sites_of(to)}
+    sites = list(sites_of(to))
+    return {site: head + stamp for site, stamp in zip(sites, at._pack_stamps(stamps, sites), strict=True)}
 
 
 def decode(at: Multicast[Any], data: bytes, payload: bytes = b"") -> Message:
@@ -105,7 +105,8 @@ def load(data: bytes, protocols: Mapping[str, type[Multicast[Any]]] = PROTOCOLS)
 
 def _encode_held(at: Multicast[Any], message: Message) -> bytes:
     dot, to, stamp, _, is_extra = message
-    return pack_head(is_extra, dot, to, at.sites) + at._pack_stamps(stamp)(at.site)
+    (packed,) = at._pack_stamps(stamp, [at.site])
+    return pack_head(is_extra, dot, to, at.sites) + packed
 
 
 def _pack_preamble(at: Multicast[Any]) -> bytes:

@@ -12,7 +12,7 @@ A log is a value: `pending` is never changed once made, so a snapshot of a site'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from causal.execution import Fact
@@ -31,7 +31,7 @@ class LogStamp(NamedTuple):
     def at(self, site: Site) -> LogStamp:
         return self
 
-    def needed(self) -> Iterable[Name]:
+    def needs_of(self, site: Site) -> Sequence[Name]:
         return self.needs
 
     def first_missing(self, at: Site, delivered: Sequence[int]) -> Missing | None:
@@ -56,11 +56,10 @@ class LogStamps(NamedTuple):
     needs: Mapping[Mask, Sequence[Name]]  # by the destination's bit
 
     def at(self, site: Site) -> LogStamp:
-        return LogStamp(self.newest, self.pending, self.needs.get(1 << site, ()))
+        return LogStamp(self.newest, self.pending, self.needs_of(site))
 
-    def needed(self) -> Iterable[Name]:
-        """Every message that some destination must wait for."""
-        return [name for names in self.needs.values() for name in names]
+    def needs_of(self, site: Site) -> Sequence[Name]:
+        return self.needs.get(1 << site, ())
 
 
 class Log(NamedTuple):

@@ -7,15 +7,18 @@ of one size are read by `struct` in one go, and copies that differ in an entry o
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Any
+from typing import Any, TypeVar
 
-from causal.blocks import TYPECODES, Reader, mask_bytes, pack_numbers, width_of
+from causal.blocks import TYPECODES, Reader, mask_bytes, pack_numbers
 from causal.errors import Malformed
 from causal.log import Name
 from causal.model import Mask, Site
+
+T = TypeVar("T")
 
 
 class Layout:
@@ -54,13 +57,14 @@ def name_struct(sites: int, width: int) -> Struct:
     return Struct(f"<{_site_code(sites)}{TYPECODES[width]}")
 
 
-def age_width(newest: Sequence[int], names: Iterable[Name]) -> int:
-    return width_of(max([newest[site] - seq for site, seq in names], default=0))
-
-
-def pack_entries(newest: Sequence[int], entries: Mapping[Name, Mask], width: int) -> dict[Name, bytes]:
-    pack = layout(len(newest), width).pack
-    return {name: pack(name[0], newest[name[0]] - name[1], mask) for name, mask in entries.items()}
+def in_narrowest(pack: Callable[[int], T]) -> T:
+    """What `pack` makes with the narrowest ages that fit. Nearly always that is one byte, so just try."""
+    for width in TYPECODES:
+        try:
+            return pack(width)
+        except struct.error:
+            continue
+    raise AssertionError("message numbers are below 2 ** 64")
 
 
 def unpack_entries(
@@ -92,9 +96,12 @@ def unpack_entries(
 
 
 def pack_log(newest: Sequence[int], entries: Mapping[Name, Mask]) -> bytes:
-    width = age_width(newest, entries)
-    packed = pack_entries(newest, entries, width)
-    return b"".join((pack_numbers(newest), pack_numbers((len(entries), width)), *packed.values()))
+    def packed(width: int) -> bytes:
+        pack = layout(len(newest), width).pack
+        rows = [pack(name[0], newest[name[0]] - name[1], mask) for name, mask in entries.items()]
+        return pack_numbers((len(entries), width)) + b"".join(rows)
+
+    return pack_numbers(newest) + in_narrowest(packed)
 
 
 def unpack_log(reader: Reader, sites: int, to: Mask = 0) -> tuple[tuple[int, ...], dict[Name, Mask]]:
@@ -114,11 +121,12 @@ def check_width(width: int) -> None:
 
 def pack_names(newest: Sequence[int], names: Sequence[Name]) -> bytes:
     """Names alone, to the end of a stamp. None, no bytes."""
-    if not names:
-        return b""
-    width = age_width(newest, names)
-    pack = name_struct(len(newest), width).pack
-    return bytes((width,)) + b"".join([pack(site, newest[site] - seq) for site, seq in names])
+
+    def packed(width: int) -> bytes:
+        pack = name_struct(len(newest), width).pack
+        return bytes((width,)) + b"".join([pack(site, newest[site] - seq) for site, seq in names])
+
+    return in_narrowest(packed) if names else b""
 
 
 def unpack_names(reader: Reader, newest: Sequence[int]) -> list[Name]:

@@ -19,7 +19,7 @@ two can be merged, and another site judges it by the same rule as a message.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -198,10 +198,10 @@ class Multicast(ABC, Generic[C]):
     # Its bytes: numbers and sets in blocks, put together by the codec
 
     @abstractmethod
-    def _pack_stamps(self, stamps: Any) -> Callable[[Site], bytes]:
-        """The stamps of one message as bytes, by destination. What the copies share is packed once.
+    def _pack_stamps(self, stamps: Any, to: Sequence[Site]) -> Iterable[bytes]:
+        """The stamps of one message as bytes, for each of these destinations. What the copies share is packed once.
 
-        One copy's stamp alone will do as well: `at` gives itself.
+        For a single destination its stamp alone will do: `at` gives itself.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ already lists there, because the delivered message stands for it, and takes the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader
 from causal.columns import Column, Columns, merged_column, pack_columns, unpack_columns
@@ -44,9 +44,8 @@ class Direct(Multicast[Columns]):
                 columns.append(merged_column(ours, theirs))
         self.context = Columns(tuple(columns))
 
-    def _pack_stamps(self, stamps: Columns) -> Callable[[Site], bytes]:
-        packed = self._pack_context(stamps)
-        return lambda site: packed
+    def _pack_stamps(self, stamps: Columns, to: Sequence[Site]) -> Iterable[bytes]:
+        return [self._pack_context(stamps)] * len(to)
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Columns:
         return self._unpack_context(reader)

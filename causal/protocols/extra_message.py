@@ -14,7 +14,7 @@ copy fits. A delivery or an adopted token can pass the threshold as well, and em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader
@@ -143,9 +143,9 @@ class ExtraMessage(Multicast[Columns]):
             return sum(lengths)
         return sum(lengths) - sum(inside) + max(inside) + len(inside) - 1
 
-    def _pack_stamps(self, stamps: SparseStamps | SparseStamp | ColumnStamp) -> Callable[[Site], bytes]:
+    def _pack_stamps(self, stamps: SparseStamps | SparseStamp | ColumnStamp, to: Sequence[Site]) -> Iterable[bytes]:
         common = b"" if isinstance(stamps, ColumnStamp) else pack_columns(stamps.common.columns)
-        return lambda site: common + pack_column(stamps.at(site).own)
+        return [common + pack_column(stamps.at(site).own) for site in to]
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> SparseStamp | ColumnStamp:
         if is_extra:

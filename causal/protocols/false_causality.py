@@ -14,7 +14,7 @@ A token is the stamp of a dependent message: its PREV is everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader, pack_numbers
@@ -109,9 +109,9 @@ class FalseCausality(Multicast[Meant]):
     def _reached(self, site: Site) -> list[tuple[bool, int]]:
         return [*super()._reached(site), (True, self._links.delivered[site])]
 
-    def _pack_stamps(self, stamps: MeantStamps | MeantStamp) -> Callable[[Site], bytes]:
+    def _pack_stamps(self, stamps: MeantStamps | MeantStamp, to: Sequence[Site]) -> Iterable[bytes]:
         past = self._pack_context(stamps.past)
-        return lambda site: past + pack_link(stamps.at(site).link)
+        return [past + pack_link(stamps.at(site).link) for site in to]
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> MeantStamp:
         return MeantStamp(self._unpack_context(reader), unpack_link(reader))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader
 from causal.links import LinkNumbers, LinkStamp, LinkStamps, Nothing, pack_link, unpack_link
@@ -26,8 +26,8 @@ class LinkMulticast(Multicast[Nothing]):
     def _stamp(self, dot: Dot, to: Mask, semantic: bool) -> LinkStamps:
         return LinkStamps(self._links.number(to), self.size)
 
-    def _pack_stamps(self, stamps: LinkStamps | LinkStamp) -> Callable[[Site], bytes]:
-        return lambda site: pack_link(stamps.at(site).number)
+    def _pack_stamps(self, stamps: LinkStamps | LinkStamp, to: Sequence[Site]) -> Iterable[bytes]:
+        return [pack_link(stamps.at(site).number) for site in to]
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LinkStamp:
         return LinkStamp(unpack_link(reader), self.size)

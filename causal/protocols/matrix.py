@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader
 from causal.model import Dot, Mask, Message, Site
@@ -33,9 +33,8 @@ class MatrixMulticast(Multicast[Matrix]):
     def _learn(self, message: Message) -> None:
         self.context = self.context.merged(message.stamp).with_message(message.dot, message.to)
 
-    def _pack_stamps(self, stamps: Matrix) -> Callable[[Site], bytes]:
-        packed = self._pack_context(stamps)
-        return lambda site: packed
+    def _pack_stamps(self, stamps: Matrix, to: Sequence[Site]) -> Iterable[bytes]:
+        return [self._pack_context(stamps)] * len(to)
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Matrix:
         return self._unpack_context(reader)

@@ -8,11 +8,11 @@ facts about its receiver folded into the entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader, pack_numbers
 from causal.log import Log, LogStamp, LogStamps
-from causal.logbytes import age_width, check_width, pack_entries, pack_log, unpack_entries, unpack_log
+from causal.logbytes import check_width, in_narrowest, layout, pack_log, unpack_entries, unpack_log
 from causal.model import Dot, Mask, Message, Site
 from causal.multicast import Multicast
 
@@ -45,21 +45,8 @@ class Optimal(LogMulticast):
     paper = "Kshemkalyani and Singhal 1998, section 4.3"
     carries = "the log entries (sender, time, remaining destinations), pruned for this destination"
 
-    def _pack_stamps(self, stamps: LogStamps | LogStamp) -> Callable[[Site], bytes]:
-        newest, pending, _ = stamps
-        width = age_width(newest, [*pending, *stamps.needed()])
-        packed = pack_entries(newest, pending, width)
-        head = pack_numbers(newest) + bytes((width,))
-        common = head + b"".join(packed.values())
-
-        def pack(site: Site) -> bytes:
-            needs = stamps.at(site).needs
-            if not needs:
-                return common
-            own = {name: pending.get(name, 0) | 1 << site for name in needs}
-            return head + b"".join({**packed, **pack_entries(newest, own, width)}.values())
-
-        return pack
+    def _pack_stamps(self, stamps: LogStamps | LogStamp, to: Sequence[Site]) -> Iterable[bytes]:
+        return in_narrowest(lambda width: _pack_copies(stamps, to, width))
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
         newest = tuple(reader.numbers(self.sites))
@@ -67,3 +54,23 @@ class Optimal(LogMulticast):
         check_width(width)
         pending, needs = unpack_entries(reader.take(reader.left()), newest, width, to, 1 << self.site)
         return LogStamp(newest, pending, needs)
+
+
+def _pack_copies(stamps: LogStamps | LogStamp, to: Sequence[Site], width: int) -> list[bytes]:
+    """The entries of one message, packed once; a copy replaces or adds those that name its receiver."""
+    newest, pending, _ = stamps
+    pack = layout(len(newest), width).pack
+    head = pack_numbers(newest) + bytes((width,))
+    packed = {name: pack(name[0], newest[name[0]] - name[1], mask) for name, mask in pending.items()}
+    common = head + b"".join(packed.values())
+    copies = []
+    for receiver in to:
+        needs = stamps.needs_of(receiver)
+        if needs:
+            own = packed.copy()
+            for name in needs:
+                own[name] = pack(name[0], newest[name[0]] - name[1], pending.get(name, 0) | 1 << receiver)
+            copies.append(head + b"".join(own.values()))
+        else:
+            copies.append(common)
+    return copies

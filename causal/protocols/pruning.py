@@ -11,7 +11,7 @@ ever holds two such entries (KS Lemma 1).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader
 from causal.errors import Malformed
@@ -27,10 +27,10 @@ class Pruning(LogMulticast):
     paper = "Jang, Park, Cho and Yoon 1997, section 4.2"
     carries = "one control vector CI for all copies, and for each copy its delivery constraint DC"
 
-    def _pack_stamps(self, stamps: LogStamps | LogStamp) -> Callable[[Site], bytes]:
+    def _pack_stamps(self, stamps: LogStamps | LogStamp, to: Sequence[Site]) -> Iterable[bytes]:
         newest = stamps.newest
         common = pack_log(newest, stamps.pending)
-        return lambda site: common + pack_names(newest, stamps.at(site).needs)
+        return [common + pack_names(newest, stamps.needs_of(site)) for site in to]
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
         newest, pending = unpack_log(reader, self.sites, to)
