@@ -73,12 +73,12 @@ def pack_column(column: Column) -> bytes:
     return pack_numbers((len(column),)) + pack_numbers(list(column)) + pack_numbers(list(column.values()))
 
 
-def unpack_column(reader: Reader, sites: int) -> Column:
+def unpack_column(reader: Reader, sites: int, receiver: Site) -> Column:
     count = reader.count(sites)
     senders, seqs = reader.numbers(count), reader.numbers(count)
     column = dict(zip(senders, seqs, strict=True))
-    if len(column) != count or (count and max(senders) >= sites) or not all(seqs):
-        raise Malformed("a column names a site twice, an unknown site, or message 0")
+    if len(column) != count or (count and max(senders) >= sites) or not all(seqs) or receiver in column:
+        raise Malformed("a column names a site twice, an unknown site, its receiver, or message 0")
     return column
 
 

@@ -80,6 +80,8 @@ def draw(lines: Iterable[str], out: Path) -> None:
             axes.plot([0.3, shown.width + 0.7], [-site, -site], color=_INK, linewidth=1, zorder=1)
         for arrow in shown.arrows.values():
             _draw_arrow(axes, arrow)
+        for arrow in {arrow.name: arrow for arrow in shown.arrows.values()}.values():
+            _label(axes, arrow)
         axes.set_yticks([-site for site in range(shown.sites)], [f"site {site}" for site in range(shown.sites)])
         axes.set_xticks([])
         axes.set_title(shown.title, loc="left", color=_INK)
@@ -109,12 +111,10 @@ def _draw_arrow(axes: Any, arrow: Arrow) -> None:
             [arrow.arrived, arrow.delivered], [-arrow.receiver] * 2, color=_HELD, linewidth=3, alpha=0.5, zorder=2
         )
         axes.plot(arrow.arrived, -arrow.receiver, "o", markerfacecolor="white", color=_HELD, markersize=6, zorder=3)
-    above = arrow.receiver > arrow.sender
-    axes.annotate(
-        arrow.name,
-        (arrow.sent, -arrow.sender),
-        textcoords="offset points",
-        xytext=(0, 6 if above else -13),
-        ha="center",
-        color=_INK,
-    )
+
+
+def _label(axes: Any, arrow: Arrow) -> None:
+    """The message's name at its send, on the side where its first arrow is not."""
+    side = 6 if arrow.receiver > arrow.sender else -13
+    place = (arrow.sent, -arrow.sender)
+    axes.annotate(arrow.name, place, textcoords="offset points", xytext=(0, side), ha="center", color=_INK)

@@ -59,7 +59,7 @@ class LogStamps(NamedTuple):
         return LogStamp(self.newest, self.pending, self.needs_of(site))
 
     def needs_of(self, site: Site) -> Sequence[Name]:
-        return self.needs.get(1 << site, ())
+        return self.needs.get(1 << site, [])
 
 
 class Log(NamedTuple):
@@ -104,7 +104,8 @@ class Log(NamedTuple):
         """
         newest, merged = _merge(self, stamp)
         site, seq = dot
-        newest[site] = seq
+        if seq > newest[site]:  # always, unless somebody lied to us about its sender
+            newest[site] = seq
         if remaining:
             merged[dot] = remaining
         return Log(tuple(newest), merged)

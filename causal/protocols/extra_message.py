@@ -149,11 +149,11 @@ class ExtraMessage(Multicast[Columns]):
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> SparseStamp | ColumnStamp:
         if is_extra:
-            return ColumnStamp(unpack_column(reader, self.sites))
+            return ColumnStamp(unpack_column(reader, self.sites, self.site))
         common = unpack_columns(reader, self.sites)
         if any(common.columns[site] for site in sites_of(to)):
             raise Malformed("a column of a destination among the common columns")
-        return SparseStamp(common, unpack_column(reader, self.sites), to.bit_count() - 1)
+        return SparseStamp(common, unpack_column(reader, self.sites, self.site), to.bit_count() - 1)
 
     def _pack_context(self, context: Columns) -> bytes:
         return pack_columns(context.columns)

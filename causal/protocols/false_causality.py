@@ -119,7 +119,8 @@ class FalseCausality(Multicast[Meant]):
     def _pack_context(self, context: Meant) -> bytes:
         """PREV, then how far each cell of `sent` is ahead of it: CONC, as small numbers."""
         previous, sent = context.previous.rows, context.sent.rows
-        ahead = [b - a for one, other in zip(previous, sent, strict=True) for a, b in zip(one, other, strict=True)]
+        pairs = ((a, b) for one, other in zip(previous, sent, strict=True) for a, b in zip(one, other, strict=True))
+        ahead = [b - a if b > a else 0 for a, b in pairs]  # never behind, unless somebody lied to us
         return pack_rows(previous) + pack_numbers(ahead)
 
     def _unpack_context(self, reader: Reader) -> Meant:

@@ -5,14 +5,14 @@ held, and no link numbers, so that it needs FIFO links. One thing is added, beca
 message tells about all of its destinations (E7, R3). Lines carry the figure's own labels. `Figure3` shares no code with
 `causal.protocols.false_causality`.
 
-Below it what is needed to compare the two: a schedule of sends and arrivals, decided by one seed and by no protocol, and
-`SideBySide`, which takes both through it and keeps the causal pasts as plain sets of messages.
+Below it what is needed to compare the two: a schedule of sends and arrivals, decided by one seed and by no protocol,
+and `SideBySide`, which takes both through it and keeps the causal pasts as plain sets of messages.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from causal.execution import Delivered, Execution, Sent
@@ -80,6 +80,10 @@ class Figure3:
 
 def _copied(counts: Counts) -> Counts:
     return [list(row) for row in counts]
+
+
+def added(one: Counts, other: Counts) -> Counts:
+    return [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
 
 
 class Send(NamedTuple):
@@ -156,3 +160,19 @@ class SideBySide:
     def numbered(self, counts: list[list[int]]) -> list[list[int]]:
         """Counts of messages on each link, as the numbers of the messages they count up to."""
         return [[self.link[k][m][count] for m, count in enumerate(row)] for k, row in enumerate(counts)]
+
+
+def side_by_side(
+    seed: int, *, fifo: bool, check: Callable[[SideBySide, Site], None] = lambda both, site: None
+) -> SideBySide:
+    """Both through 120 messages among 5 sites, with a check after every step. On FIFO links they must not differ."""
+    both = SideBySide(5)
+    for step in schedule(5, messages=120, seed=seed, fifo=fifo):
+        if isinstance(step, Send):
+            both.send(step)
+            check(both, step.dot.site)
+        else:
+            counted, ours = both.arrive(step)
+            assert counted == ours or not fifo, "both hold and deliver the same copies"
+            check(both, step.at)
+    return both

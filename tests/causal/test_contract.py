@@ -63,7 +63,7 @@ def test_all_120_orders_of_five_arrivals_end_in_the_same_deliveries(protocol):
     b.receive(other_reply.copy(1))
     thanks, aside = multicast(b), multicast(a)
     messages = [outgoing.copy(3) for outgoing in (question, reply, other_reply, thanks, aside)]
-    before = [(0, 1), (0, 2), (0, 4), (1, 3), (2, 3)]  # pairs of `messages`, cause and effect
+    before = [(0, 1), (0, 2), (0, 4), (1, 3), (2, 3)]  # cause and effect
     for order in permutations(messages):
         d = make_site(protocol, 3, 4)
         delivered = [effect for message in order for effect in d.receive(message) if isinstance(effect, Message)]
@@ -340,11 +340,7 @@ def test_what_is_sent_after_adopting_a_token_depends_on_it(protocol):
 @pytest.mark.parametrize("protocol", CONTROLS)
 def test_a_protocol_without_a_causal_past_has_no_tokens(protocol):
     site = make_site(protocol, 0, 3)
-    for refuse in (
-        site.token,
-        lambda: site.merge(None, None),
-        lambda: site.first_missing(None),
-        lambda: site.adopt(None),
-    ):
+    steps = (site.token, lambda: site.merge(None, None), lambda: site.first_missing(None), lambda: site.adopt(None))
+    for step in steps:
         with pytest.raises(NoSessions):
-            refuse()
+            step()

@@ -1,0 +1,29 @@
+"""Stamps that are well-formed and lie. They may delay or misorder; they must not break the site that believed them."""
+
+from causal import Dot, Outgoing, decode, dump, encode, load, make_site
+from causal.log import LogStamp
+from causal.protocols.false_causality import Meant, MeantStamps
+from causal.rows import Matrix
+
+
+def test_a_lie_about_a_senders_newest_message_leaves_a_log_that_can_be_written() -> None:
+    for protocol in ("optimal", "pruning"):
+        victim = make_site(protocol, 2, 4)
+        forged = Outgoing(Dot(0, 1), 0b100, LogStamp((0, 10, 0, 0), {(1, 10): 0b1000}, []))
+        victim.receive(decode(victim, encode(make_site(protocol, 0, 4), forged)[2]))
+        (honest,) = make_site(protocol, 1, 4).send(0b100)
+        victim.receive(honest.copy(2))
+        assert dump(load(dump(victim))) == dump(victim)
+        assert encode(victim, victim.send(0b1011)[-1]).keys() == {0, 1, 3}
+
+
+def test_rows_that_contradict_each_other_leave_matrices_that_can_be_written() -> None:
+    def row(cells: tuple[int, ...]) -> Matrix:
+        nothing = (0,) * 4
+        return Matrix((nothing, cells, nothing, nothing))
+
+    victim = make_site("false-causality", 2, 4)
+    for sender, previous, sent in ((0, (1, 0, 0, 9), (1, 0, 0, 9)), (3, (0, 0, 0, 0), (2, 0, 0, 0))):
+        forged = Outgoing(Dot(sender, 1), 0b100, MeantStamps(Meant(row(previous), row(sent)), {2: 1}))
+        victim.receive(decode(victim, encode(make_site("false-causality", sender, 4), forged)[2]))
+    assert dump(load(dump(victim))) == dump(victim)
