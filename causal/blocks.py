@@ -19,6 +19,7 @@ from causal.errors import Malformed
 from causal.model import Dot, Mask
 
 TYPECODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+_LONG = 255  # a count's first byte when four more follow
 _SWAP = sys.byteorder == "big"  # the wire is little-endian
 
 
@@ -45,6 +46,11 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
     if width == 1:
         return b"\x01" + bytes(numbers)
     return bytes((width,)) + _array_bytes(numbers, width)
+
+
+def pack_count(count: int) -> bytes:
+    """How many things follow: one byte, or for 255 and more five."""
+    return bytes((count,)) if count < _LONG else b"\xff" + count.to_bytes(4, "little")
 
 
 def mask_bytes(sites: int) -> int:
@@ -74,13 +80,16 @@ class Reader:
         self._end = len(data)
 
     def head(self, sites: int) -> tuple[int, Dot, Mask]:
-        """What `pack_head` wrote. Its parts are checked by whoever knows the site."""
+        """What `pack_head` wrote."""
         kind, width = divmod(self._data[0] if self._data else 0, 16)
         if width not in TYPECODES:
             raise Malformed("this is no message")
         struct = _head(sites, width)
         _, site, seq, to = struct.unpack(self.take(struct.size))
-        return kind, Dot(site, seq), int.from_bytes(to, "little")
+        mask = int.from_bytes(to, "little")
+        if site >= sites or mask >> sites:
+            raise Malformed(f"a sender or a destination does not exist; there are {sites} sites")
+        return kind, Dot(site, seq), mask
 
     def take(self, size: int) -> bytes:
         start = self._position
@@ -93,16 +102,19 @@ class Reader:
     def byte(self) -> int:
         return self.take(1)[0]
 
+    def width(self) -> int:
+        width = self.byte()
+        if width not in TYPECODES:
+            raise Malformed(f"numbers {width} bytes wide")
+        return width
+
     def numbers(self, count: int) -> list[int]:
         if not count:
             return []
-        width = self.byte()
+        width = self.width()
         if width == 1:
             return list(self.take(count))
-        typecode = TYPECODES.get(width)
-        if typecode is None:
-            raise Malformed(f"a block of numbers {width} bytes wide")
-        block = array(typecode)
+        block = array(TYPECODES[width])
         block.frombytes(self.take(count * width))
         if _SWAP:
             block.byteswap()
@@ -113,7 +125,9 @@ class Reader:
 
     def count(self, most: int) -> int:
         """A number of things to come, refused when it is beyond what can make sense."""
-        count = self.number()
+        count = self.byte()
+        if count == _LONG:
+            count = int.from_bytes(self.take(4), "little")
         if count > most:
             raise Malformed(f"too many entries: {count}, at most {most} make sense")
         return count
@@ -131,4 +145,4 @@ class Reader:
 
 
 def pack_text(text: bytes) -> bytes:
-    return pack_numbers((len(text),)) + text
+    return pack_count(len(text)) + text

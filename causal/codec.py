@@ -12,7 +12,7 @@ from typing import Any
 
 from causal.blocks import Reader, pack_head, pack_numbers, pack_text
 from causal.errors import BadOption, Foreign, Malformed
-from causal.model import Held, Message, Site, sites_of
+from causal.model import Message, Site, sites_of
 from causal.multicast import C, Multicast, Outgoing
 from causal.protocols import PROTOCOLS
 
@@ -26,7 +26,13 @@ def encode(at: Multicast[Any], outgoing: Outgoing) -> dict[Site, bytes]:
     dot, to, stamps, _, is_extra = outgoing
     head = pack_head(is_extra, dot, to, at.sites)
     sites = list(sites_of(to))
-    return {site: head + stamp for site, stamp in zip(sites, at._pack_stamps(stamps, sites), strict=True)}
+    copies: dict[Site, bytes] = {}
+    last, copy = None, b""
+    for site, stamp in zip(sites, at._pack_stamps(stamps, sites), strict=True):
+        if stamp is not last:  # where all copies are alike, they are one
+            last, copy = stamp, head + stamp
+        copies[site] = copy
+    return copies
 
 
 def decode(at: Multicast[Any], data: bytes, payload: bytes = b"") -> Message:
@@ -95,11 +101,14 @@ def load(data: bytes, protocols: Mapping[str, type[Multicast[Any]]] = PROTOCOLS)
     at.context = at._unpack_context(reader)
     at._unpack_state(reader)
     for _ in range(held_count):
-        copy, payload = reader.text(), reader.text()
-        effects = at.receive(decode(at, copy, payload))
-        if not (effects and isinstance(effects[0], Held)):
-            raise Malformed("a dump says that it holds a message that is due")
+        message = decode(at, reader.text(), reader.text())
+        missing = at._missing(message)
+        if missing is None or message.dot in at._held:
+            raise Malformed("a dump holds a message that is due, or one message twice")
+        at._hold(message, missing)
     reader.finish()
+    if at.context.highest(site) > clock:
+        raise Malformed(f"a dump names message {at.context.highest(site)} of a site that sent {clock}")
     return at
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from causal.blocks import Reader, pack_numbers
+from causal.blocks import Reader, pack_count, pack_numbers
 from causal.errors import Malformed
 from causal.model import Mask, Missing, Site, sites_of
 
@@ -70,7 +70,7 @@ def first_missing(column: Column, delivered: Sequence[int]) -> Missing | None:
 
 
 def pack_column(column: Column) -> bytes:
-    return pack_numbers((len(column),)) + pack_numbers(list(column)) + pack_numbers(list(column.values()))
+    return pack_count(len(column)) + pack_numbers(list(column)) + pack_numbers(list(column.values()))
 
 
 def unpack_column(reader: Reader, sites: int, receiver: Site) -> Column:

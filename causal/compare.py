@@ -1,4 +1,4 @@
-"""The papers' figures again, and the questions they leave open: what stamps cost, who holds what, what a threshold buys.
+"""The papers' figures again, and what they leave open: what stamps cost, who holds what, what a threshold buys.
 
 A study is a grid of points, a point is a few runs with different seeds. `sizes` is figures 2 and 3 of Jang et al.;
 `delays` repeats it for other link delays, which the paper does not tell; `held` varies the share of sends meant to
@@ -11,19 +11,26 @@ Every site starts at message number 1,000: a system that has run for a while, wh
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from causal import page, plots
+from causal.accounting import TIME_BYTES
+from causal.errors import BadOption
 from causal.model import Site
 from causal.multicast import Multicast
-from causal.page import Estimate
+from causal.page import Estimate, Section, Size, Sizes, Table, number
 from causal.plots import Results, Sample
 from causal.protocols import make_site
+from causal.provenance import provenance
 from causal.simulation import Outcome, simulate
 from causal.workload import Workload
 
@@ -33,7 +40,7 @@ FIRST_NUMBER = 1000
 FAN_OUTS = ("unicast", "multicast")
 SIZES = (10, 20, 30, 40, 50)
 PROTOCOLS = ("matrix", "direct", "pruning", "optimal", "extra-message")
-DELAYS_S = (0.01, 0.1, 1.0, 5.0)
+DELAYS_S = (0.01, 0.1, 1.0, 4.0)
 DELAY_SIZES = (10, 20, 30)
 HELD_SIZES = (6, 10)
 DEPENDENT_SHARES = (0.0, 0.05, 0.1, 0.3, 0.5, 0.7, 1.0)
@@ -163,14 +170,14 @@ class Effort:
 
     @property
     def seeds(self) -> list[int]:
-        return [self.seed * RUNS + number for number in range(RUNS)]
+        return list(range(self.seed * RUNS, self.seed * RUNS + RUNS))
 
     def jobs(
         self, protocol: str, sites: int, fan_out: str, messages: int, *thresholds: int, **rest: Any
     ) -> tuple[Job, ...]:
         """The runs of one point. Stamps stop growing after some n² unicasts or n multicasts; and links must fill."""
-        steady = 6 * sites**2 if fan_out == "unicast" else 16 * sites
-        steady += round(5 * sites * rest.get("delay_s", 0.1) / 0.1)
+        steady = 5 * sites**2 if fan_out == "unicast" else 14 * sites
+        steady += round(4 * sites * rest.get("delay_s", 0.1) / 0.1)
         warm_up = round(self.scale * steady)
         total = warm_up + max(20, round(self.scale * messages))
         loads = [Workload(sites, total, seed, fan_out, warm_up=warm_up, **rest) for seed in self.seeds]
@@ -180,10 +187,14 @@ class Effort:
 Points = dict[tuple[Any, ...], tuple[Job, ...]]
 
 
+def _messages(fan_out: str, sites: int) -> int:
+    return 1500 if fan_out == "unicast" else max(400, 10_000 // sites)
+
+
 def size_points(effort: Effort) -> Points:
     points: Points = {}
     for fan_out, sites, protocol in product(FAN_OUTS, SIZES, PROTOCOLS):
-        messages = 3000 if fan_out == "unicast" else max(800, 20_000 // sites)
+        messages = _messages(fan_out, sites)
         if protocol == "matrix":  # its stamps are all of one size
             points[fan_out, sites, protocol] = Effort(effort.scale / 10, effort.seed).jobs(
                 protocol, sites, fan_out, messages
@@ -195,7 +206,7 @@ def size_points(effort: Effort) -> Points:
 
 def delay_points(effort: Effort) -> Points:
     def jobs(delay_s: float, fan_out: str, sites: int, protocol: str) -> tuple[Job, ...]:
-        messages = 3000 if fan_out == "unicast" else max(800, 20_000 // sites)
+        messages = _messages(fan_out, sites)
         return effort.jobs(protocol, sites, fan_out, messages, delay_s=delay_s)
 
     return {point: jobs(*point) for point in product(DELAYS_S, FAN_OUTS, DELAY_SIZES, ("direct", "pruning"))}
@@ -205,10 +216,10 @@ def held_points(effort: Effort) -> Points:
     points: Points = {}
     for sites in HELD_SIZES:
         for share in DEPENDENT_SHARES:
-            jobs = effort.jobs("false-causality", sites, "multicast", 3000, dependent=share)
+            jobs = effort.jobs("false-causality", sites, "multicast", 2500, dependent=share)
             points[sites, "false-causality", share] = jobs
         for protocol in ("matrix", "optimal"):  # they take every send for a dependent one
-            points[sites, protocol, 1.0] = effort.jobs(protocol, sites, "multicast", 3000)
+            points[sites, protocol, 1.0] = effort.jobs(protocol, sites, "multicast", 2500)
     return points
 
 
@@ -216,7 +227,7 @@ def threshold_points(effort: Effort) -> Points:
     """On links that overtake: there an extra message delays no other, unless by being waited for."""
     points: Points = {}
     for sites, fan_out in product(THRESHOLDS, FAN_OUTS):
-        messages = 12_000 // sites if fan_out == "multicast" else 2000
+        messages = 8000 // sites if fan_out == "multicast" else 1500
         for protocol in ("optimal", "matrix"):
             points[sites, fan_out, protocol, 0] = effort.jobs(protocol, sites, fan_out, messages, fifo=False)
         for k in THRESHOLDS[sites]:
@@ -226,7 +237,7 @@ def threshold_points(effort: Effort) -> Points:
 
 
 def mixed_points(effort: Effort) -> Points:
-    return {pair: effort.jobs("extra-message", 10, "multicast", 1200, *pair, fifo=False) for pair in MIXED}
+    return {pair: effort.jobs("extra-message", 10, "multicast", 800, *pair, fifo=False) for pair in MIXED}
 
 
 class Study(NamedTuple):
@@ -253,3 +264,29 @@ def study(effort: Effort, workers: int, progress: Callable[[int, int], None] | N
         return {name: estimate(column) for name, column in zip(Measured._fields, columns, strict=True)}
 
     return {name: {labels: sample(jobs) for labels, jobs in grid.items()} for name, grid in grids.items()}
+
+
+# What they say
+
+
+def sizes_of(samples: Mapping[tuple[Any, ...], Sample]) -> Sizes:
+    """As the claims want them. What `matrix` carries is known without a run."""
+    sizes = {}
+    for (fan_out, sites, protocol), found in samples.items():
+        means = [found[name].mean for name in ("dependents", "paper_bytes", "units", "fan_out")]
+        sizes[fan_out, sites, protocol] = Size(*means)
+        sizes.setdefault((fan_out, sites, "matrix"), Size(sites**2, TIME_BYTES * sites**2, sites**2, means[3]))
+    return sizes
+
+
+def claims_table(results: Results) -> Table:
+    by_delay = {
+        delay_s: sizes_of({tuple(rest): found for (delay, *rest), found in results["delays"].items() if delay == delay_s})
+        for delay_s in DELAYS_S
+    }
+    rows = []
+    for words, judge in page.CLAIMS.items():
+        verdict, measure = judge(sizes_of(results["sizes"]))
+        rows.append([words, verdict, measure, *(judge(sizes)[0] for sizes in by_delay.values())])
+    columns = ["claim of Jang et al.", "verdict", "measured (links of 0.1 s)", *(f"{delay:g} s" for delay in DELAYS_S)]
+    return Table("Each claim, and the verdict for other mean link delays (n = 10, 20, 30)", columns, rows)

@@ -39,4 +39,4 @@ class BadOption(CausalError):
 
 
 class Foreign(CausalError):
-    """A token or dump made under another protocol, another number of sites or another option."""
+    """A token or dump made under another protocol, another number of sites or another format."""

@@ -31,6 +31,10 @@ class LinkNumbers:
             numbers[site] = self.sent[site]
         return numbers
 
+    def deliver(self, sender: Site, number: int) -> None:
+        """Never backwards, whatever a sender says."""
+        self.delivered[sender] = max(self.delivered[sender], number)
+
     def first_missing(self, sender: Site, number: int) -> Missing | None:
         """The copy's predecessor on its link, unless that is delivered."""
         return Missing(sender, number - 1, by_link=True) if self.delivered[sender] < number - 1 else None

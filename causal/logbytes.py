@@ -11,9 +11,9 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from causal.blocks import TYPECODES, Reader, mask_bytes, pack_numbers
+from causal.blocks import TYPECODES, Reader, mask_bytes, pack_count, pack_numbers
 from causal.errors import Malformed
 from causal.log import Name
 from causal.model import Mask, Site
@@ -67,20 +67,34 @@ def in_narrowest(pack: Callable[[int], T]) -> T:
     raise AssertionError("message numbers are below 2 ** 64")
 
 
-def unpack_entries(
-    data: bytes, newest: Sequence[int], width: int, to: Mask, receiver: Mask = 0
-) -> tuple[dict[Name, Mask], list[Name]]:
-    """The entries in `data`, and apart from them the messages that `receiver` must wait for.
+def pack_log(newest: Sequence[int], entries: Mapping[Name, Mask]) -> bytes:
+    def packed(width: int) -> bytes:
+        pack = layout(len(newest), width).pack
+        rows = [pack(name[0], newest[name[0]] - name[1], mask) for name, mask in entries.items()]
+        return block_head(len(rows), width) + b"".join(rows)
 
-    `to` are the destinations of the message that carries the entries: what it goes to itself, it does not name.
+    return pack_numbers(newest) + in_narrowest(packed)
+
+
+def block_head(count: int, width: int) -> bytes:
+    """What stands in front of entries or names: how many, and how wide their ages are. None: one byte."""
+    return pack_count(count) + bytes((width,)) if count else b"\0"
+
+
+def unpack_log(
+    reader: Reader, sites: int, to: Mask = 0, receiver: Mask = 0
+) -> tuple[tuple[int, ...], dict[Name, Mask], list[Name]]:
+    """The newest times, the entries, and apart from them the messages that `receiver` must wait for.
+
+    `to` are the destinations of the message that carries the log: what it goes to itself, it does not name.
     """
-    shape = layout(len(newest), width)
-    if len(data) % shape.size:
-        raise Malformed("the last entry is cut short")
+    newest = tuple(reader.numbers(sites))
     entries: dict[Name, Mask] = {}
     needs: list[Name] = []
-    for site, age, mask in shape.unpack(data):
-        if site >= len(newest) or age >= newest[site] or mask >> len(newest):
+    count = reader.count(sites * (sites - 1))
+    shape = layout(sites, reader.width() if count else 1)
+    for site, age, mask in shape.unpack(reader.take(count * shape.size)):
+        if site >= sites or age >= newest[site] or mask >> sites:
             raise Malformed(f"an entry names a site or a message that cannot exist: site {site}, age {age}")
         name = (site, newest[site] - age)
         if not mask or mask >> site & 1 or name in entries:
@@ -92,55 +106,31 @@ def unpack_entries(
             raise Malformed("an entry names a destination of the message that carries it")
         if mask:
             entries[name] = mask
-    return entries, needs
+    check_needs(needs)
+    return newest, entries, needs
 
 
-def pack_log(newest: Sequence[int], entries: Mapping[Name, Mask]) -> bytes:
-    def packed(width: int) -> bytes:
-        pack = layout(len(newest), width).pack
-        rows = [pack(name[0], newest[name[0]] - name[1], mask) for name, mask in entries.items()]
-        return pack_numbers((len(entries), width)) + b"".join(rows)
-
-    return pack_numbers(newest) + in_narrowest(packed)
-
-
-def unpack_log(reader: Reader, sites: int, to: Mask = 0) -> tuple[tuple[int, ...], dict[Name, Mask]]:
-    newest = tuple(reader.numbers(sites))
-    count, width = reader.numbers(2)
-    if count > sites * (sites - 1):
-        raise Malformed(f"too many entries: {count}, at most {sites * (sites - 1)} make sense")
-    check_width(width)
-    entries, _ = unpack_entries(reader.take(count * layout(sites, width).size), newest, width, to)
-    return newest, entries
-
-
-def check_width(width: int) -> None:
-    if width not in TYPECODES:
-        raise Malformed(f"numbers of {width} bytes")
+def check_needs(needs: Sequence[Name]) -> None:
+    """KS Lemma 1: of each sender, the newest message that is needed stands for all."""
+    if len({site for site, _ in needs}) != len(needs):
+        raise Malformed("a receiver is told to wait for two messages of one sender")
 
 
 def pack_names(newest: Sequence[int], names: Sequence[Name]) -> bytes:
-    """Names alone, to the end of a stamp. None, no bytes."""
-
     def packed(width: int) -> bytes:
         pack = name_struct(len(newest), width).pack
-        return bytes((width,)) + b"".join([pack(site, newest[site] - seq) for site, seq in names])
+        return block_head(len(names), width) + b"".join([pack(site, newest[site] - seq) for site, seq in names])
 
-    return in_narrowest(packed) if names else b""
+    return in_narrowest(packed)
 
 
 def unpack_names(reader: Reader, newest: Sequence[int]) -> list[Name]:
-    if not reader.left():
-        return []
-    width = reader.byte()
-    check_width(width)
-    shape = name_struct(len(newest), width)
-    data = reader.take(reader.left())
-    if len(data) % shape.size or not data:
-        raise Malformed("the last name is cut short")
-    names: list[Any] = []
-    for site, age in shape.iter_unpack(data):
+    count = reader.count(len(newest))
+    shape = name_struct(len(newest), reader.width() if count else 1)
+    names: list[Name] = []
+    for site, age in shape.iter_unpack(reader.take(count * shape.size)):
         if site >= len(newest) or age >= newest[site]:
             raise Malformed(f"site {site} or its message of age {age} cannot exist")
         names.append((site, newest[site] - age))
+    check_needs(names)
     return names

@@ -127,9 +127,7 @@ class Multicast(ABC, Generic[C]):
             return [Duplicate(message)]
         missing = self._missing(message)
         if missing is not None:
-            self._held[message.dot] = message
-            self._arrivals += 1
-            self._file(missing, self._arrivals, message)
+            self._hold(message, missing)
             return [Held(message, missing)]
         return self._deliver(message)
 
@@ -244,6 +242,11 @@ class Multicast(ABC, Generic[C]):
             if not due:
                 return effects
             _, message = heappop(due)
+
+    def _hold(self, message: Message, missing: Missing) -> None:
+        self._held[message.dot] = message
+        self._arrivals += 1
+        self._file(missing, self._arrivals, message)
 
     def _file(self, missing: Missing, arrival: int, message: Message) -> None:
         site, seq, by_link = missing

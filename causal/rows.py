@@ -37,11 +37,12 @@ class Matrix(NamedTuple):
         return self.merged(other)
 
     def with_message(self, dot: Dot, to: Mask) -> Matrix:
-        """The same past with the message `dot` as its newest event. It tells about *all* destinations: each of them
-        may pass the knowledge on to another before the copy arrives there."""
+        """The same past and the message `dot`, told about with *all* its destinations: each of them may pass the
+        knowledge on to another before the copy arrives there. A message that is known already changes nothing; only
+        under `false-causality` can it come later than the news of it."""
         rows = self.rows
         site, seq = dot
-        row = tuple([seq if to >> column & 1 else cell for column, cell in enumerate(rows[site])])
+        row = tuple([seq if to >> column & 1 and cell < seq else cell for column, cell in enumerate(rows[site])])
         return Matrix((*rows[:site], row, *rows[site + 1 :]))
 
     def first_missing(self, at: Site, delivered: Sequence[int]) -> Missing | None:

@@ -100,7 +100,7 @@ class ExtraMessage(Multicast[Columns]):
         super().__init__(site, sites)
         most = max(sites * sites, sites + 1)
         self.threshold = default_threshold(sites) if threshold is None else threshold
-        if not sites < self.threshold <= most:
+        if not isinstance(self.threshold, int) or not sites < self.threshold <= most:
             raise BadOption(f"threshold {threshold}: it must be above n = {sites} and at most n * n = {most}")
 
     @property
@@ -149,11 +149,16 @@ class ExtraMessage(Multicast[Columns]):
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> SparseStamp | ColumnStamp:
         if is_extra:
+            if to != 1 << self.site:
+                raise Malformed("an extra message to more than one site")
             return ColumnStamp(unpack_column(reader, self.sites, self.site))
         common = unpack_columns(reader, self.sites)
         if any(common.columns[site] for site in sites_of(to)):
             raise Malformed("a column of a destination among the common columns")
-        return SparseStamp(common, unpack_column(reader, self.sites, self.site), to.bit_count() - 1)
+        stamp = SparseStamp(common, unpack_column(reader, self.sites, self.site), to.bit_count() - 1)
+        if stamp.units() > self.threshold:
+            raise Malformed(f"{stamp.units()} cells, but the threshold is {self.threshold}")
+        return stamp
 
     def _pack_context(self, context: Columns) -> bytes:
         return pack_columns(context.columns)

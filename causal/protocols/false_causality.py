@@ -102,7 +102,7 @@ class FalseCausality(Multicast[Meant]):
 
     def _learn(self, message: Message) -> None:
         stamp: MeantStamp = message.stamp
-        self._links.delivered[message.dot.site] = stamp.link
+        self._links.deliver(message.dot.site, stamp.link)
         previous, sent = self.context.merged(stamp.past)
         self.context = Meant(previous, sent.with_message(message.dot, message.to))
 

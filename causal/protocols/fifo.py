@@ -57,7 +57,7 @@ class Fifo(LinkMulticast):
         return self._links.first_missing(message.dot.site, message.stamp.number)
 
     def _learn(self, message: Message) -> None:
-        self._links.delivered[message.dot.site] = message.stamp.number
+        self._links.deliver(message.dot.site, message.stamp.number)
 
     def _reached(self, site: Site) -> list[tuple[bool, int]]:
         return [(True, self._links.delivered[site])]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from causal.blocks import Reader, pack_numbers
 from causal.log import Log, LogStamp, LogStamps
-from causal.logbytes import check_width, in_narrowest, layout, pack_log, unpack_entries, unpack_log
+from causal.logbytes import block_head, in_narrowest, layout, pack_log, unpack_log
 from causal.model import Dot, Mask, Message, Site
 from causal.multicast import Multicast
 
@@ -36,7 +36,8 @@ class LogMulticast(Multicast[Log]):
         return pack_log(context.newest, context.pending)
 
     def _unpack_context(self, reader: Reader) -> Log:
-        return Log(*unpack_log(reader, self.sites))
+        newest, pending, _ = unpack_log(reader, self.sites)
+        return Log(newest, pending)
 
 
 class Optimal(LogMulticast):
@@ -49,20 +50,16 @@ class Optimal(LogMulticast):
         return in_narrowest(lambda width: _pack_copies(stamps, to, width))
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
-        newest = tuple(reader.numbers(self.sites))
-        width = reader.byte()
-        check_width(width)
-        pending, needs = unpack_entries(reader.take(reader.left()), newest, width, to, 1 << self.site)
-        return LogStamp(newest, pending, needs)
+        return LogStamp(*unpack_log(reader, self.sites, to, 1 << self.site))
 
 
 def _pack_copies(stamps: LogStamps | LogStamp, to: Sequence[Site], width: int) -> list[bytes]:
     """The entries of one message, packed once; a copy replaces or adds those that name its receiver."""
     newest, pending, _ = stamps
     pack = layout(len(newest), width).pack
-    head = pack_numbers(newest) + bytes((width,))
+    times = pack_numbers(newest)
     packed = {name: pack(name[0], newest[name[0]] - name[1], mask) for name, mask in pending.items()}
-    common = head + b"".join(packed.values())
+    common = times + block_head(len(packed), width) + b"".join(packed.values())
     copies = []
     for receiver in to:
         needs = stamps.needs_of(receiver)
@@ -70,7 +67,7 @@ def _pack_copies(stamps: LogStamps | LogStamp, to: Sequence[Site], width: int) -
             own = packed.copy()
             for name in needs:
                 own[name] = pack(name[0], newest[name[0]] - name[1], pending.get(name, 0) | 1 << receiver)
-            copies.append(head + b"".join(own.values()))
+            copies.append(times + block_head(len(own), width) + b"".join(own.values()))
         else:
             copies.append(common)
     return copies

@@ -33,8 +33,8 @@ class Pruning(LogMulticast):
         return [common + pack_names(newest, stamps.needs_of(site)) for site in to]
 
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> LogStamp:
-        newest, pending = unpack_log(reader, self.sites, to)
+        newest, pending, _ = unpack_log(reader, self.sites, to)
         needs = unpack_names(reader, newest)
-        if any(site == self.site for site, _ in needs) or len(needs) > self.sites:
-            raise Malformed("a delivery constraint on a message of the receiver itself, or too many")
+        if any(site == self.site for site, _ in needs):
+            raise Malformed("a delivery constraint on a message of the receiver itself")
         return LogStamp(newest, pending, needs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from causal.blocks import Reader, pack_numbers
+from causal.blocks import Reader, pack_count, pack_numbers
 from causal.model import Message, Missing, Site
 from causal.protocols.fifo import LinkMulticast
 
@@ -35,9 +35,9 @@ class Unordered(LinkMulticast):
 
     def _pack_state(self) -> bytes:
         sets = [sorted(early) for early in self._early]
-        blocks = [pack_numbers((len(early),)) + pack_numbers(early) for early in sets]
+        blocks = [pack_count(len(early)) + pack_numbers(early) for early in sets]
         return super()._pack_state() + b"".join(blocks)
 
     def _unpack_state(self, reader: Reader) -> None:
         super()._unpack_state(reader)
-        self._early = [set(reader.numbers(reader.number())) for _ in range(self.sites)]
+        self._early = [set(reader.numbers(reader.count(reader.left()))) for _ in range(self.sites)]

@@ -1,9 +1,13 @@
-"""Stamps that are well-formed and lie. They may delay or misorder; they must not break the site that believed them."""
+"""Bugs that were found, kept as tests. Most are stamps that are well-formed and lie: they may delay or misorder, but they
+must not break the site that believed them."""
 
 from causal import Dot, Outgoing, decode, dump, encode, load, make_site
 from causal.log import LogStamp
+from causal.oracle import judge
 from causal.protocols.false_causality import Meant, MeantStamps
 from causal.rows import Matrix
+from causal.simulation import simulate
+from causal.workload import Workload
 
 
 def test_a_lie_about_a_senders_newest_message_leaves_a_log_that_can_be_written() -> None:
@@ -27,3 +31,14 @@ def test_rows_that_contradict_each_other_leave_matrices_that_can_be_written() ->
         forged = Outgoing(Dot(sender, 1), 0b100, MeantStamps(Meant(row(previous), row(sent)), {2: 1}))
         victim.receive(decode(victim, encode(make_site("false-causality", sender, 4), forged)[2]))
     assert dump(load(dump(victim))) == dump(victim)
+
+
+def test_seeds_on_which_news_came_before_the_message() -> None:
+    """A late delivery once took back what the site knew already; tokens then landed too early."""
+    for seed in (20, 50):
+        for fifo in (True, False):
+            workload = Workload(6, 200, seed=seed, dependent=0.05, sessions=4, fifo=fifo)
+            outcome = simulate(workload, "false-causality", record=True)
+            assert outcome.execution is not None
+            verdict = judge(outcome.execution)
+            assert verdict.ok, f"{workload.command('false-causality', {})}\n{verdict.explain()}"
