@@ -129,7 +129,12 @@ def replay_command(schedule: Iterable[str], diagram: Path | None) -> None:
     if diagram:
         from causal.diagram import draw
 
-        draw(lines, diagram)
+        try:
+            draw(lines, diagram)
+        except ImportError:
+            _fail("diagrams need matplotlib: pip install 'causal-kvstore[plots]'")
+        except (OSError, ValueError) as error:
+            _fail(f"the diagram could not be written: {error}")
 
 
 @main.command()
