@@ -195,16 +195,17 @@ class Multicast(ABC, Generic[C]):
 
     # Its bytes: numbers and sets in blocks, put together by the codec
 
-    @abstractmethod
     def _pack_stamps(self, stamps: Any, to: Sequence[Site]) -> Iterable[bytes]:
         """The stamps of one message as bytes, for each of these destinations. What the copies share is packed once.
 
-        For a single destination its stamp alone will do: `at` gives itself.
+        For a single destination its stamp alone will do: `at` gives itself. Here, as in the simplest protocols, a stamp
+        is the sender's whole context.
         """
+        return [self._pack_context(stamps)] * len(to)
 
-    @abstractmethod
     def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Any:
         """The stamp of a copy that arrived here, of a message to `to`."""
+        return self._unpack_context(reader)
 
     @abstractmethod
     def _pack_context(self, context: C) -> bytes: ...

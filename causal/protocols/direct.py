@@ -7,11 +7,9 @@ already lists there, because the delivered message stands for it, and takes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from causal.blocks import Reader
 from causal.columns import Column, Columns, merged_column, pack_columns, unpack_columns
-from causal.model import Dot, Mask, Message, Site
+from causal.model import Dot, Mask, Message
 from causal.multicast import Multicast
 
 
@@ -43,12 +41,6 @@ class Direct(Multicast[Columns]):
             else:
                 columns.append(merged_column(ours, theirs))
         self.context = Columns(tuple(columns))
-
-    def _pack_stamps(self, stamps: Columns, to: Sequence[Site]) -> Iterable[bytes]:
-        return [self._pack_context(stamps)] * len(to)
-
-    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Columns:
-        return self._unpack_context(reader)
 
     def _pack_context(self, context: Columns) -> bytes:
         return pack_columns(context.columns)

@@ -7,10 +7,8 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from causal.blocks import Reader
-from causal.model import Dot, Mask, Message, Site
+from causal.model import Dot, Mask, Message
 from causal.multicast import Multicast
 from causal.rows import Matrix, pack_rows, unpack_rows
 
@@ -32,12 +30,6 @@ class MatrixMulticast(Multicast[Matrix]):
 
     def _learn(self, message: Message) -> None:
         self.context = self.context.merged(message.stamp).with_message(message.dot, message.to)
-
-    def _pack_stamps(self, stamps: Matrix, to: Sequence[Site]) -> Iterable[bytes]:
-        return [self._pack_context(stamps)] * len(to)
-
-    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Matrix:
-        return self._unpack_context(reader)
 
     def _pack_context(self, context: Matrix) -> bytes:
         return pack_rows(context.rows)

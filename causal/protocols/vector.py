@@ -5,7 +5,7 @@ When every message goes to everybody, one number a sender says it all. Only for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from causal.blocks import Reader, pack_numbers
@@ -72,12 +72,6 @@ class Vector(Multicast[Clock]):
         super()._check_message(message)
         if message.to | 1 << message.dot.site != (1 << self.sites) - 1:
             raise Malformed("a vector message that does not go to all other sites")
-
-    def _pack_stamps(self, stamps: Clock, to: Sequence[Site]) -> Iterable[bytes]:
-        return [self._pack_context(stamps)] * len(to)
-
-    def _unpack_stamp(self, reader: Reader, to: Mask, is_extra: bool) -> Clock:
-        return self._unpack_context(reader)
 
     def _pack_context(self, context: Clock) -> bytes:
         return pack_numbers(context.times)
