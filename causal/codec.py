@@ -64,9 +64,12 @@ def decode_token(at: Multicast[C], data: bytes) -> C:
     return token
 
 
-def dump(at: Multicast[Any]) -> bytes:
-    """The whole state of a site, with what it holds: one loaded from it behaves the same from here on."""
-    held = [message for message, _ in at.held]
+def dump(at: Multicast[Any], *, with_held: bool = True) -> bytes:
+    """The whole state of a site: one loaded from it behaves the same from here on.
+
+    Without what it holds, it behaves as if that had not arrived yet: for whoever can have it sent again.
+    """
+    held = [message for message, _ in at.held] if with_held else []
     options = sorted(at.options.items())
     return b"".join(
         (

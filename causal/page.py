@@ -6,14 +6,20 @@ the paper's sentence and a function from measured sizes to a verdict, so that th
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from causal.accounting import ID_BYTES, TIME_BYTES
+
+WIDE = 160  # characters; a table beyond it is printed row by row
+T_95 = {3: 4.303, 4: 3.182, 5: 2.776}  # Student's t for the 95 % interval of so many runs
 
 
 class Estimate(NamedTuple):
@@ -21,6 +27,12 @@ class Estimate(NamedTuple):
 
     mean: float
     margin: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        mean, runs = math.fsum(values) / len(values), len(values)
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (runs - 1))
+        return Estimate(mean, T_95[runs] * deviation / math.sqrt(runs))
 
     def __str__(self) -> str:
         return f"{number(self.mean)} ± {number(self.margin)}" if self.margin else number(self.mean)
@@ -32,12 +44,18 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
     def cells(self) -> list[list[str]]:
-        return [[number(cell) if isinstance(cell, float) else str(cell) for cell in row] for row in self.rows]
+        return [[number(cell) if isinstance(cell, int | float) else str(cell) for cell in row] for row in self.rows]
+
+    def csv(self, record: Mapping[str, str]) -> bytes:
+        """Where it comes from stands in front, in lines that start with #."""
+        text = io.StringIO()
+        text.writelines(f"# {name}: {value}\n" for name, value in record.items())
+        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
+        return text.getvalue().encode()
 
     def are_words(self) -> list[bool]:
         """For each column, whether it is read rather than compared."""
-        columns = zip(*self.rows, strict=True)
-        return [all(isinstance(cell, str) for cell in column) for column in columns]
+        return [all(isinstance(cell, str) for cell in column) for column in zip(*self.rows, strict=True)]
 
 
 class Section(NamedTuple):
@@ -49,7 +67,7 @@ class Section(NamedTuple):
 
 def number(value: float) -> str:
     """About three digits, which is what such a measurement is worth."""
-    if value == int(value) or abs(value) >= 100:
+    if abs(value - round(value)) < 1e-9 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
 
@@ -75,14 +93,8 @@ Sizes = Mapping[tuple[str, int, str], Size]  # by fan-out, number of sites and p
 Ruling = tuple[str, str]  # the verdict, and what was measured
 Measure = Callable[[Size], float]
 _FAN_OUTS = ("unicast", "multicast")
-
-
-def count(size: Size) -> float:
-    return size.dependents
-
-
-def weight(size: Size) -> float:
-    return size.bytes
+count: Measure = attrgetter("dependents")
+weight: Measure = attrgetter("bytes")
 
 
 def graded(outcomes: Iterable[bool]) -> str:
@@ -125,12 +137,12 @@ def power(sizes: Sizes, fan_out: str, protocol: str, measure: Measure) -> float:
 
 def squared(sizes: Sizes) -> Ruling:
     shares = [sizes[fan, n, "matrix"].dependents / n**2 for fan, n in _points(sizes)]
-    return graded(abs(share - 1) < 0.005 for share in shares), f"RST: {span(shares)} n²"
+    return graded(abs(share - 1) < 0.005 for share in shares), f"RST carries {span(shares)} n²"
 
 
 def one_destination(sizes: Sizes) -> Ruling:
     each = [sizes[fan, n, "direct"].facts / sizes[fan, n, "direct"].dependents for fan, n in _points(sizes)]
-    return graded(abs(facts - 1) < 0.005 for facts in each), f"{span(each)} destinations in a dependent of PRS"
+    return graded(abs(facts - 1) < 0.005 for facts in each), f"destinations in a dependent of PRS: {span(each)}"
 
 
 def one_per_sender(sizes: Sizes) -> Ruling:
@@ -156,8 +168,7 @@ def smallest(sizes: Sizes, measure: Measure) -> Ruling:
 
 def multicast_saves(sizes: Sizes, measure: Measure) -> Ruling:
     """Against both rivals at every n; in part: against one of them, or at some n."""
-    better: list[bool] = []
-    words = []
+    better, words = [], []
     for other, paper in (("matrix", "RST"), ("direct", "PRS")):
         unicast, multicast = (_shares(sizes, fan_out, measure, "pruning", other) for fan_out in _FAN_OUTS)
         better += [many < one for one, many in zip(unicast, multicast, strict=True)]
@@ -263,35 +274,34 @@ def text(sections: Iterable[Section]) -> str:
 def _grid(table: Table) -> str:
     lines = [list(table.columns), *table.cells()]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    are_words = table.are_words()
-    padded = (
-        [cell.ljust(w) if left else cell.rjust(w) for cell, w, left in zip(line, widths, are_words, strict=True)]
-        for line in lines
-    )
-    return "\n".join("  ".join(line).rstrip() for line in padded)
+    if sum(widths) > WIDE:
+        return "\n".join(f"{first}\n{_pairs(table.columns[1:], rest)}" for first, *rest in lines[1:])
+    signs = ["<" if are_words else ">" for are_words in table.are_words()]
+    form = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(form.format(*line).rstrip() for line in lines)
+
+
+def _pairs(names: Sequence[str], cells: Sequence[str]) -> str:
+    pairs = "; ".join(f"{name}: {cell}" for name, cell in zip(names, cells, strict=True))
+    return textwrap.indent(textwrap.fill(pairs, 106), "    ")
 
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1d1d1f; --paper: #fdfdfc; --line: #d4d4d0; --soft: #66665f; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e4; --paper: #1b1b1d; --line: #45454a; --soft: #a0a09a; }
-}
+:root { color-scheme: light dark; --ink: #1d1d1f; --paper: #fdfdfc; --line: #d4d4d0; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e4; --paper: #1b1b1d; --line: #45454a; } }
 body { margin: 0 auto; max-width: 62rem; padding: 2rem 1.25rem 5rem; background: var(--paper); color: var(--ink);
   font: 1.05rem/1.55 Charter, "Bitstream Charter", Cambria, Georgia, serif; }
 p { max-width: 44rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; }
 h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1rem; }
 figure { margin: 1.5rem 0; padding: .75rem; background: #fff; border: 1px solid var(--line); border-radius: 6px; }
 figure svg { display: block; width: 100%; height: auto; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font: .82rem/1.4 system-ui, sans-serif; margin: 1rem 0; }
+table, dl { border-collapse: collapse; font: .82rem/1.4 system-ui, sans-serif; margin: 1rem 0; }
 caption { text-align: left; font-weight: 600; padding-bottom: .4rem; }
 th, td { padding: .22rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top;
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .words { text-align: left; white-space: normal; }
-dl { font: .82rem/1.5 system-ui, sans-serif; color: var(--soft); }
 dt { float: left; clear: left; width: 8rem; }
-dd { margin-left: 8.5rem; }
 """
 
 
@@ -331,10 +341,7 @@ def _inline(name: str, svg: str) -> str:
 def _html_table(table: Table) -> str:
     classes = [' class="words"' if are_words else "" for are_words in table.are_words()]
     head = "".join(f"<th{css}>{escape(name)}</th>" for name, css in zip(table.columns, classes, strict=True))
-    rows = [
-        "".join(f"<td{css}>{escape(cell)}</td>" for cell, css in zip(row, classes, strict=True))
-        for row in table.cells()
-    ]
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    cells = ((f"<td{css}>{escape(cell)}</td>" for cell, css in zip(row, classes, strict=True)) for row in table.cells())
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in cells)
     caption = f"<caption>{escape(table.title)}</caption>"
     return f'<div class="wide"><table>{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-"""The figures of a comparison. A protocol has one colour and one marker in all of them.
+"""What a comparison shows: its tables and figures. A protocol has one colour and one marker in all of them.
 
 A figure is a grid of panels, a panel is lines (one for each protocol or variant) and levels (a protocol that does not
 depend on what varies). matplotlib is an extra of this package, so it is imported only when something is drawn.
@@ -11,14 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from causal.errors import CausalError
-from causal.page import BREAK_EVEN, Estimate
+from causal.page import BREAK_EVEN, Estimate, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Sample = Mapping[str, Estimate]  # by what was measured
-Results = Mapping[str, Mapping[tuple[Any, ...], Sample]]  # by study, then by the point of its grid
+Samples = Mapping[tuple[Any, ...], Sample]  # by the point of a grid
+Results = Mapping[str, Samples]  # by study
 
 
 class NoPlots(CausalError):
@@ -43,7 +44,12 @@ PROTOCOL_STYLE: Mapping[str, Style] = {
     "fifo": Style("#999999", "+"),
     "unordered": Style("#bbbbbb", "."),
 }
-PAPER_NAME = {"matrix": "matrix (RST)", "direct": "direct (PRS)", "pruning": "pruning (Jang et al.)"}
+FULL_NAME = {
+    "matrix": "matrix (RST)",
+    "direct": "direct (PRS)",
+    "pruning": "pruning (Jang et al.)",
+    "extra-message": "extra-message (default k)",
+}
 
 _LOOK: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -130,7 +136,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
             linestyle=line.dash,
             elinewidth=0.8,
             capsize=2,
-            label=line.label or PAPER_NAME.get(line.protocol, line.protocol),
+            label=line.label or FULL_NAME.get(line.protocol, line.protocol),
         )
     for level in panel.levels:
         colour = PROTOCOL_STYLE[level.protocol].colour
@@ -153,34 +159,87 @@ def _draw_legend(figure: Figure) -> None:
     for axes in figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             found.setdefault(label, handle)
-    columns = min(len(found), 4 if len(figure.axes) > 1 else 3)
+    columns = len(found) if len(found) <= 5 else 3
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+
+
+# Tables
+
+METRICS = {  # what to call it, and how many of the unit are one of ours
+    "held": ("held, %", 100),
+    "hold_s": ("mean hold, ms", 1000),
+    "hold_p99_s": ("99 % hold, ms", 1000),
+    "wait_s": ("wait of any copy, ms", 1000),
+    "extras": ("extra messages", 1),
+    "message_bytes": ("bytes", 1),
+    "total_bytes": ("with extra messages", 1),
+    "units": ("cells a copy", 1),
+    "largest_units": ("largest copy", 1),
+}
+HOLDS = ("held", "hold_s", "hold_p99_s", "wait_s")
+PRICES = ("extras", "message_bytes", "total_bytes", "units", "largest_units", "held", "wait_s")
+
+
+def pivot(title: str, samples: Samples, metric: str, *labels: str) -> Table:
+    """One measure; the last label makes the columns."""
+    rows: dict[tuple[Any, ...], list[Any]] = {}
+    for (*row, _), found in samples.items():
+        rows.setdefault(tuple(row), list(row)).append(found[metric])
+    return Table(title, [*labels, *dict.fromkeys(point[-1] for point in samples)], list(rows.values()))
+
+
+def listing(title: str, samples: Samples, metrics: Sequence[str], *labels: str) -> Table:
+    """Several measures, each in its unit."""
+    rows = [[*point, *(_scaled(found, name) for name in metrics)] for point, found in samples.items()]
+    return Table(title, [*labels, *(METRICS[name][0] for name in metrics)], rows)
+
+
+def _scaled(sample: Sample, metric: str) -> Estimate:
+    by = METRICS[metric][1] if metric in METRICS else 1
+    return Estimate(sample[metric].mean * by, sample[metric].margin * by)
+
+
+def best(samples: Samples, header_bytes: int) -> Table:
+    """The thresholds that cost the least, in bytes alone and with a header for each extra message."""
+    rows: list[list[Any]] = []
+    for sites, fan_out in dict.fromkeys(point[:2] for point in samples):
+        found = {p[3]: sample for p, sample in samples.items() if p[:3] == (sites, fan_out, "extra-message")}
+        rivals = [found[(sites - 1) ** 2], *(samples[sites, fan_out, name, 0] for name in ("optimal", "matrix"))]
+        for header in (0, header_bytes):
+            costs = {k: sample["total_bytes"].mean + header * sample["extras"].mean for k, sample in found.items()}
+            k = min(costs, key=costs.__getitem__)
+            shares = [costs[k] / rival["total_bytes"].mean for rival in rivals]
+            wait = found[k]["wait_s"].mean / max(rivals[0]["wait_s"].mean, 1e-9)
+            rows.append([sites, fan_out, header, k, found[k]["extras"].mean, *shares, wait])
+    heads = ["n", "fan-out", "header, bytes", "best k", "extra messages", "bytes / (n-1)²", "/ optimal", "/ matrix"]
+    return Table("The k with the fewest bytes, and what it costs", [*heads, "wait / (n-1)²"], rows)
+
+
+def effort(samples: Samples, runs: int, paper_copies: int) -> Table:
+    rows = []
+    for fan_out, sites in dict.fromkeys(point[:2] for point in samples):
+        messages, copies = (runs * samples[fan_out, sites, "pruning"][name].mean for name in ("messages", "copies"))
+        rows.append([fan_out, sites, messages, copies, paper_copies * sites, 100 * copies / paper_copies / sites])
+    heads = ["fan-out", "n", "messages", "copies", "copies in the paper", "%"]
+    return Table("Measured for a point of figures 2 and 3, all runs together", heads, rows)
 
 
 # The figures
 
 
-def _points(
-    results: Results, study: str, metric: str, x_at: int, scale: float = 1, **fixed: Any
-) -> dict[float, Estimate]:
-    """One line of a study: the points whose labels are as given, by position (`at0=...`)."""
-    wanted = {int(name.removeprefix("at")): value for name, value in fixed.items()}
+def _points(samples: Samples, metric: str, x_at: int, *fixed: Any) -> dict[float, Estimate]:
+    """One line of a study: the points whose other labels are as given, in order."""
     return {
-        labels[x_at]: Estimate(sample[metric].mean * scale, sample[metric].margin * scale)
-        for labels, sample in results[study].items()
-        if all(labels[position] == value for position, value in wanted.items())
+        point[x_at]: _scaled(sample, metric)
+        for point, sample in samples.items()
+        if (*point[:x_at], *point[x_at + 1 :]) == fixed
     }
 
 
-def _protocols(results: Results, study: str, position: int) -> list[str]:
-    return list(dict.fromkeys(labels[position] for labels in results[study]))
-
-
 def _size_panel(results: Results, fan_out: str, metric: str, title: str, unit: str) -> Panel:
-    lines = [
-        Line(protocol, _points(results, "sizes", metric, 1, at0=fan_out, at2=protocol))
-        for protocol in _protocols(results, "sizes", 2)
-    ]
+    sizes = results["sizes"]
+    protocols = dict.fromkeys(protocol for _, _, protocol in sizes)
+    lines = [Line(protocol, _points(sizes, metric, 1, fan_out, protocol)) for protocol in protocols]
     return Panel(f"{fan_out}{title}", "sites n", unit, lines, is_log=True, ticks=list(lines[0].points))
 
 
@@ -199,50 +258,47 @@ def overhead(results: Results) -> tuple[list[Panel], int]:
 
 
 def held(results: Results) -> tuple[list[Panel], int]:
-    panels = []
-    measures = [
-        ("held", "copies held", "% of copies", 100),
-        ("hold_s", "hold of a held copy, mean", "ms", 1000),
-        ("hold_p99_s", "hold of a held copy, 99th percentile", "ms", 1000),
-        ("wait_s", "wait of any copy, mean", "ms", 1000),
+    samples, panels = results["held"], []
+    titles = [
+        "copies held",
+        "hold of a held copy, mean",
+        "hold of a held copy, 99th percentile",
+        "wait of any copy, mean",
     ]
-    sizes = sorted({sites for sites, _, _ in results["held"]}, reverse=True)
-    for metric, title, unit, scale in measures:
+    sizes = sorted({sites for sites, _, _ in samples}, reverse=True)
+    for metric, title in zip(HOLDS, titles, strict=True):
         lines, levels = [], []
-        for sites, dash in zip(sizes, ("-", ":"), strict=False):
-            points = _points(results, "held", metric, 2, scale, at0=sites, at1="false-causality")
+        for sites, dash, level_dash in zip(sizes, ("-", ":"), ("--", ":"), strict=False):
+            points = _points(samples, metric, 2, sites, "false-causality")
+            if metric in ("hold_s", "hold_p99_s"):  # where nothing is held, there is no hold
+                points = {share: hold for share, hold in points.items() if hold.mean}
             lines.append(Line("false-causality", points, f"false-causality, n = {sites}", dash))
-            level = results["held"][sites, "matrix", 1.0][metric].mean * scale
-            levels.append(Level("matrix", level, f"matrix = optimal, n = {sites}", "--" if dash == "-" else ":"))
+            level = _scaled(samples[sites, "matrix", 1.0], metric).mean
+            levels.append(Level("matrix", level, f"matrix and optimal, n = {sites}", level_dash))
+        unit = "% of copies" if metric == "held" else "ms"
         panels.append(Panel(title, "share of sends that are meant to depend", unit, lines, levels))
     return panels, 2
 
 
 def threshold(results: Results, fan_out: str, sites: int = 10) -> tuple[list[Panel], int]:
-    def line(metric: str, label: str, dash: str = "-", scale: float = 1) -> Line:
-        points = _points(results, "threshold", metric, 3, scale, at0=sites, at1=fan_out, at2="extra-message")
-        return Line("extra-message", dict(sorted(points.items())), label, dash)
+    samples = results["threshold"]
 
-    def levels(metric: str, scale: float = 1) -> list[Level]:
-        found = {name: results["threshold"][sites, fan_out, name, 0] for name in ("optimal", "matrix")}
-        return [Level(name, sample[metric].mean * scale, name) for name, sample in found.items()]
+    def line(metric: str, label: str = "extra-message", dash: str = "-") -> Line:
+        return Line("extra-message", _points(samples, metric, 3, sites, fan_out, "extra-message"), label, dash)
 
-    bytes_unit = "bytes, all copies and extra messages"
-    x = f"threshold k (n = {sites}, n² = {sites**2})"
-    whole, user = line("total_bytes", "extra-message"), line("message_bytes", "user messages alone", ":")
-    units, largest = line("units", "extra-message"), line("largest_units", "largest copy", ":")
-    waits = [Level("matrix", level.value, "matrix") for level in levels("wait_s", 1000)[1:]]
+    def levels(metric: str, *protocols: str) -> list[Level]:
+        return [Level(name, _scaled(samples[sites, fan_out, name, 0], metric).mean) for name in protocols]
+
+    x = f"threshold k (n = {sites})"
+    weights = [line("total_bytes"), line("message_bytes", "without extra messages", ":")]
+    cells = [line("units"), line("largest_units", "largest copy", "--")]
     return [
-        Panel(f"{fan_out}: extra messages", x, "for each user message", [line("extras", "extra-message")]),
+        Panel(f"{fan_out}: extra messages", x, "for each user message", [line("extras")]),
         Panel(
-            "control bytes of a user message",
-            x,
-            "bytes, all copies, extra ones too",
-            [whole, user],
-            levels("total_bytes"),
+            "control bytes", x, "bytes a user message, all copies", weights, levels("total_bytes", "optimal", "matrix")
         ),
-        Panel("cells of a copy", x, "cells", [units, largest], levels("units")),
-        Panel("wait of a copy, mean", x, "ms", [line("wait_s", "extra-message", scale=1000)], waits),
+        Panel("cells of a copy", x, "cells", cells, levels("units", "optimal", "matrix")),
+        Panel("wait of a copy, mean", x, "ms", [line("wait_s")], levels("wait_s", "matrix")),
     ], 2
 
 
@@ -253,7 +309,7 @@ def best_threshold(results: Results) -> tuple[list[Panel], int]:
         lines = []
         sizes = sorted({labels[0] for labels in results["threshold"] if labels[1] == fan_out})
         for sites, dash in zip(sizes, (":", "-", "--"), strict=False):
-            found = _points(results, "threshold", "total_bytes", 3, at0=sites, at1=fan_out, at2="extra-message")
+            found = _points(results["threshold"], "total_bytes", 3, sites, fan_out, "extra-message")
             base = found[(sites - 1) ** 2].mean
             points = {k / sites**2: Estimate(y.mean / base, y.margin / base) for k, y in sorted(found.items())}
             lines.append(Line("extra-message", points, f"extra-message, n = {sites}", dash))
@@ -269,11 +325,11 @@ def delays(results: Results) -> tuple[list[Panel], int]:
         for fan_out in ("unicast", "multicast"):
             lines = []
             for delay_s, dash in zip(sorted({labels[0] for labels in results["delays"]}), dashes, strict=False):
-                found = _points(results, "delays", "dependents", 2, at0=delay_s, at1=fan_out, at3=protocol)
+                found = _points(results["delays"], "dependents", 2, delay_s, fan_out, protocol)
                 points = {n: Estimate(y.mean / n**power, y.margin / n**power) for n, y in found.items()}
-                lines.append(Line(protocol, points, f"{PAPER_NAME[protocol]}, {delay_s:g} s", dash))
+                lines.append(Line(protocol, points, f"{FULL_NAME[protocol]}, {delay_s:g} s", dash))
             levels = [Level("matrix", BREAK_EVEN, "4/6 n², as dear as RST")] if power == 2 else []
-            title = f"{PAPER_NAME[protocol]}, {fan_out}"
+            title = f"{FULL_NAME[protocol]}, {fan_out}"
             panels.append(Panel(title, "sites n", what, lines, levels, ticks=list(lines[0].points)))
     return panels, 2
 

@@ -1,5 +1,5 @@
-"""Bugs that were found, kept as tests. Most are stamps that are well-formed and lie: they may delay or misorder, but they
-must not break the site that believed them."""
+"""Bugs that were found, kept as tests. Most are stamps that are well-formed and lie: they may delay or misorder, but
+they must not break the site that believed them."""
 
 from causal import Dot, Outgoing, decode, dump, encode, load, make_site
 from causal.log import LogStamp

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,8 @@ from tests.docs.commands import PAGES, ROOT
 SHOWING_PYTHON = [page for page in PAGES if "```python\n" in page.read_text(encoding="utf-8")]
 
 
-def run_python(text: str) -> dict[str, object]:
-    names: dict[str, object] = {"__name__": "a_page_of_the_docs"}
+def run_python(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "a_page_of_the_docs"}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, "<page>", "exec", dont_inherit=True), names)
     return names
@@ -48,6 +49,7 @@ def test_the_protocol_of_the_docs_is_caught_when_it_forgets() -> None:
     def caught(seed: int) -> bool:
         workload = Workload(sites=5, messages=60, seed=seed, fifo=False)
         outcome = simulate(workload, "history", make=lambda name, site, sites: Forgetful(site, sites), record=True)
+        assert outcome.execution is not None
         return not judge(outcome.execution).ok
 
     assert any(caught(seed) for seed in range(10))
