@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 # Debian packages that tests call. None so far: whoever adds a test with require_program() adds its package here.
 DEBIAN_PACKAGES :=
 
-.PHONY: help setup setup-system demo test test-full lint format bench reproduce lock dist clean
+.PHONY: help setup setup-system demo test test-full lint format protos bench reproduce lock dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,11 @@ lint: setup ## check style, format and types; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+
+protos: setup ## make the Python code of the protos again
+	$(BIN)/python protos/generate.py
 
 format: setup ## put the code into the format that lint asks for
 	$(BIN)/ruff check --fix-only .

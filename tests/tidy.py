@@ -41,6 +41,26 @@ LAZY = {"matplotlib"}
 
 ORACLE_KNOWS = {"causal.model", "causal.execution"}  # it must judge protocols without sharing a line with them
 
+# The store: these files decide and do nothing; generated code is known to those who speak gRPC only.
+STORE_PURE = {
+    "clock.py",
+    "effects.py",
+    "errors.py",
+    "layout.py",
+    "limits.py",
+    "link.py",
+    "merge.py",
+    "persist.py",
+    "placement.py",
+    "replica.py",
+    "requests.py",
+    "sweep.py",
+    "update.py",
+}
+GRPC_SPEAKERS = {"aio.py", "client.py"}  # and everything under kvstore/rpc
+GENERATED = {"kvstore.v1", "kvstore.peer"}
+NEVER_IN_A_SERVER = {"locust", "pyspark"}
+
 UNSAFE_MODULES = {"pickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}
 DEBUGGERS = {"pdb", "ipdb", "pudb"}
@@ -117,6 +137,21 @@ def wall_complaints(path: PurePosixPath, source: str) -> list[str]:
     if is_one_of(path, {"oracle.py"}):
         ours = (one.name for one in found if one.package == "causal")
         complaints += [f"imports {name}, which it judges" for name in ours if not _is_within(name, ORACLE_KNOWS)]
+    return complaints
+
+
+def store_complaints(path: PurePosixPath, source: str) -> list[str]:
+    """What a file of kvstore/ imports across its walls."""
+    found = list(imports(source, package=".".join(path.parent.parts)))
+    complaints = [f"imports {one.name}: not in a server" for one in found if one.package in NEVER_IN_A_SERVER]
+    if is_one_of(path, STORE_PURE):
+        complaints += [f"imports {one.name}: no clock, I/O or chance here" for one in found if one.package in OUTSIDE]
+        known = sys.stdlib_module_names | {"causal", "kvstore"}
+        complaints += [f"imports {one.name} from outside" for one in found if one.package not in known]
+        complaints += [f"calls {name}() on line {line}" for line, name in calls(source) if name in OUTSIDE_CALLS]
+    if path.parts[1] != "rpc" and not is_one_of(path, GRPC_SPEAKERS):
+        speaking = [one.name for one in found if _is_within(one.name, GENERATED) or one.package == "grpc"]
+        complaints += [f"imports {name}: only rpc and the clients speak gRPC" for name in speaking]
     return complaints
 
 

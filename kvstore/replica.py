@@ -1,0 +1,340 @@
+"""One replica, without its outside: inputs become effects on keys, peers and the asker.
+
+A step takes what waits, in order, and decides in memory what happens; the caller then commits, and only then speaks
+(effects.py). Reads do not come here: they look at the last commit.
+
+Writes of clients that stand next to each other and go to the same sites share one message, so one stamp: a delivery, an
+extra message or a write to other sites ends the run (SAFETY 14). A version is the hybrid clock at the moment of the
+write, greater than everything this site has seen, so a local write always replaces what is here.
+
+What a delivery asks for is never refused. Limits are asked of client writes alone (SAFETY 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from causal import CausalError, Dot, Duplicate, Held, Message, Outgoing, decode, encode
+from causal.model import Mask, Site, sites_of
+from causal.multicast import Multicast
+from kvstore.clock import HybridClock, time_ms
+from kvstore.config import Cluster
+from kvstore.effects import ABSENT, Acked, Arrived, Committed, Envelope, Event, Heard, Input, Step, Tick, Write, Written
+from kvstore.errors import (
+    ClockSkew,
+    ClusterMismatch,
+    KvError,
+    LinkGap,
+    MalformedUpdate,
+    OutboxFull,
+    VersionMismatch,
+)
+from kvstore.layout import expiry_key, index_key, outbox_key, tombstone_key
+from kvstore.link import Link
+from kvstore.placement import Placement, merges_of
+from kvstore.requests import Requests
+from kvstore.storage.contract import Batch, Snapshot
+from kvstore.sweep import sweep
+from kvstore.update import Record, Update, Version, escape, pack_record, pack_updates, unpack_record, unpack_updates
+
+NOT_YET = Dot(0, 0)  # of a record whose message is not stamped yet
+
+
+class InTransit(NamedTuple):
+    """An envelope that is taken and not yet delivered."""
+
+    envelope: Envelope
+    updates: list[Update]
+
+
+@dataclass(slots=True)
+class OpenMessage:
+    """Writes that will share a stamp."""
+
+    to: Mask
+    updates: list[Update] = field(default_factory=list)
+    bytes: int = 0
+
+
+class Replica:
+    """The state of one site between two commits. `persist.py` reads and writes it."""
+
+    def __init__(self, cluster: Cluster, site: Site, ordering: Multicast[Any]) -> None:
+        self.cluster = cluster
+        self.site = site
+        self.ordering = ordering
+        self.incarnation = 1
+        self.clock = HybridClock()
+        self.links = {peer.number: Link() for peer in cluster.sites if peer.number != site}
+        self.requests = Requests(cluster.limits.requests_max)
+        self.changes = 0  # index of the newest change
+        self.changes_oldest = 1
+        self.placement = Placement(cluster)
+        self._merges = merges_of(cluster)
+        self._in_transit: dict[Dot, InTransit] = {}
+
+    # One step: these live from its beginning to its end
+
+    _view: Snapshot
+    _step: Step
+    _now_ms: int
+    _overlay: dict[bytes, Record | None]  # what this step has made of a key; None: it is gone
+    _open: OpenMessage | None
+
+    def step(self, inputs: Sequence[Input], now_ms: int, view: Snapshot) -> Step:
+        """Decide what these inputs make happen. `view` is the last commit; nothing is written."""
+        self._view, self._now_ms = view, now_ms
+        self._step = Step(Batch(view.number + 1))
+        self._overlay, self._open = {}, None
+        for place, one in enumerate(inputs):
+            match one:
+                case Write():
+                    self._write(place, one)
+                case Arrived():
+                    self._arrived(one)
+                case Heard():
+                    self._heard(one)
+                case Acked():
+                    self._acked(one)
+                case Tick():
+                    self._tick()
+        self._close()
+        return self._finish()
+
+    def record(self, key: bytes) -> Record | None:
+        """What is under a key now, this step included."""
+        if key in self._overlay:
+            return self._overlay[key]
+        data = self._view.get("keys", key)
+        return None if data is None else unpack_record(data, key=key)
+
+    # Writes
+
+    def _write(self, place: int, write: Write) -> None:
+        done = self.requests.answer(write.request_id)
+        if done is not None:
+            self._step.answers[place] = done
+            return
+        to = self._destinations(write)
+        refusal = self._refusal(write, to)
+        if refusal is not None:
+            self._step.answers[place] = refusal
+            return
+        size = sum(len(one.key) + len(one.value or b"") for one in write.operations)
+        run = self._run(to, size)
+        versions = []
+        for one in write.operations:
+            version = Version(self.clock.tick(self._now_ms), self.site)
+            expires_ms = self._clock_ms() + one.ttl_ms if one.ttl_ms else 0
+            run.updates.append(Update(one.key, one.value, version, expires_ms))
+            self._overlay[one.key] = Record(version, one.value, expires_ms, NOT_YET, 0, self._step.batch.number)
+            versions.append(version)
+        written = Written(tuple(versions), self._step.batch.number)
+        self._step.answers[place] = written
+        self.requests.remember(write.request_id, written, self._step.batch)
+
+    def _destinations(self, write: Write) -> Mask:
+        to = 0
+        for one in write.operations:
+            to |= self.placement.sites_of(one.key)
+        return to & ~(1 << self.site)
+
+    def _refusal(self, write: Write, to: Mask) -> KvError | None:
+        """Why a client's write cannot be taken now; nothing has changed yet."""
+        limits = self.cluster.limits
+        ahead = [link.wall_ahead_ms for link in self.links.values() if link.wall_ahead_ms is not None]
+        if ahead and min(ahead) > limits.clock_skew_max_ms:
+            name = self.cluster.sites[self.site].name
+            return ClockSkew(site=name, ahead_ms=min(ahead), limit=limits.clock_skew_max_ms)
+        for peer in sites_of(to):
+            if self.links[peer].outbox_bytes >= limits.outbox_bytes_max:
+                name = self.cluster.sites[peer].name
+                return OutboxFull(peer=name, size=self.links[peer].outbox_bytes, limit=limits.outbox_bytes_max)
+        for one in write.operations:
+            if one.expect is not None:
+                found = self.record(one.key)
+                version = found.version if found is not None and found.is_alive(self._clock_ms()) else ABSENT
+                if version != one.expect:
+                    shown = [str(v) if v != ABSENT else "none" for v in (version, one.expect)]
+                    return VersionMismatch(key=escape(one.key), found=shown[0], expected=shown[1])
+        return None
+
+    def _run(self, to: Mask, size: int) -> OpenMessage:
+        """The open message for these destinations, with room for so many bytes more."""
+        run = self._open
+        if run is not None and (run.to != to or run.bytes + size > self.cluster.limits.message_bytes_max):
+            self._close()
+            run = None
+        if run is None:
+            run = self._open = OpenMessage(to)
+        run.bytes += size
+        return run
+
+    def _close(self) -> None:
+        """Stamp the open message and put it on its links; its updates are applied here at once."""
+        run, self._open = self._open, None
+        if run is None:
+            return
+        if not run.to:
+            dot = self.ordering.take_dot()
+        else:
+            for outgoing in self.ordering.send(run.to):
+                if not outgoing.is_extra:
+                    dot = outgoing.dot
+                self._post(outgoing, [] if outgoing.is_extra else run.updates)
+        held_here = 1 << self.site
+        mine = [update for update in run.updates if self.placement.sites_of(update.key) & held_here]
+        for index, update in enumerate(run.updates):
+            if self.placement.sites_of(update.key) & held_here:
+                self._keep(update, dot, index)
+            else:
+                self._overlay.pop(update.key, None)
+        self._note_change(mine)
+
+    def _post(self, outgoing: Outgoing, updates: list[Update]) -> None:
+        """Number a message on each of its links and lay it into the outbox."""
+        everything = pack_updates(updates) if self.placement.is_full else b""
+        for peer, control in encode(self.ordering, outgoing).items():
+            payload = everything if self.placement.is_full else pack_updates(self._for(peer, updates))
+            link = self.links[peer]
+            envelope = Envelope(link.sent + 1, self.clock.latest, control, payload)
+            packed = envelope.pack()
+            link.post(len(packed))
+            self._step.batch.puts.append(("outbox", outbox_key(peer, envelope.number), packed))
+            self._step.sends.setdefault(peer, []).append(envelope)
+            sent = Event("sent", outgoing.dot, peer, envelope.number, None, outgoing.to, outgoing.is_extra)
+            self._step.events.append(sent._replace(control_bytes=len(control), payload_bytes=len(payload)))
+        self._step.changed = True
+
+    def _for(self, peer: Site, updates: list[Update]) -> list[Update]:
+        """No site receives what it does not hold (SAFETY 15)."""
+        return [update for update in updates if self.placement.sites_of(update.key) >> peer & 1]
+
+    # Messages of peers
+
+    def _arrived(self, arrived: Arrived) -> None:
+        peer, envelope = arrived
+        link = self.links[peer]
+        if envelope.number <= link.received:
+            self._step.acks[peer] = link.applied  # sent again after a broken connection
+            return
+        if envelope.number != link.received + 1:
+            name = self.cluster.sites[peer].name
+            self._step.refused[peer] = LinkGap(peer=name, found=envelope.number, expected=link.received + 1)
+            return
+        self._close()
+        try:
+            message = decode(self.ordering, envelope.control)
+            updates = unpack_updates(envelope.payload)
+            if message.dot.site != peer:
+                raise MalformedUpdate(why=f"message of site {message.dot.site} on the link of site {peer}")
+        except (CausalError, MalformedUpdate) as error:
+            self._step.refused[peer] = ClusterMismatch(str(error), what="message", here="-", there=str(envelope.number))
+            return
+        link.received = envelope.number
+        self._in_transit[message.dot] = InTransit(envelope, updates)
+        self._step.events.append(Event("received", message.dot, peer, envelope.number))
+        for effect in self.ordering.receive(message):
+            match effect:
+                case Message():
+                    self._deliver(effect)
+                case Outgoing():
+                    self._post(effect, [])
+                case Held(_, missing):
+                    self._step.events.append(Event("held", message.dot, peer, envelope.number, missing))
+                case Duplicate():
+                    del self._in_transit[message.dot]
+                    link.apply(envelope.number, envelope.time)
+                    self._step.events.append(Event("duplicate", message.dot, peer, envelope.number))
+
+    def _deliver(self, message: Message) -> None:
+        envelope, updates = self._in_transit.pop(message.dot)
+        peer = message.dot.site
+        self.clock.merge(envelope.time)
+        won = []
+        for index, update in enumerate(updates):
+            incoming = Record(
+                update.version, update.value, update.expires_ms, message.dot, index, self._step.batch.number
+            )
+            if self._merges.find(update.key)(self.record(update.key), incoming) is incoming:
+                self._keep(update, message.dot, index)
+                won.append(update)
+        self._note_change(won)
+        self.links[peer].apply(envelope.number, envelope.time)
+        self._step.acks[peer] = envelope.number
+        self._step.events.append(Event("delivered", message.dot, peer, envelope.number))
+        self._step.changed = True
+
+    def _keep(self, update: Update, dot: Dot, index: int) -> None:
+        """Put an update under its key."""
+        key, value, version, expires_ms = update
+        self.put(key, Record(version, value, expires_ms, dot, index, self._step.batch.number))
+
+    def put(self, key: bytes, record: Record) -> None:
+        """Replace what is under a key, with the marks by which it will be swept."""
+        self._overlay[key] = record
+        puts = self._step.batch.puts
+        puts.append(("keys", key, pack_record(record)))
+        if record.value is None:
+            puts.append(("tombstones", tombstone_key(record.version, key), b""))
+        elif record.expires_ms:
+            puts.append(("tombstones", expiry_key(record.expires_ms, key), b""))
+        self._step.changed = True
+
+    def remove(self, key: bytes) -> None:
+        """Nothing is left of a key, not even that it was deleted."""
+        self._overlay[key] = None
+        self._step.batch.deletes.append(("keys", key))
+        self._step.changed = True
+
+    def _note_change(self, updates: list[Update]) -> None:
+        """One change for each message, so that a watcher sees a batch whole."""
+        if not updates:
+            return
+        self.changes += 1
+        batch = self._step.batch
+        batch.puts.append(("changes", index_key(self.changes), pack_updates(updates)))
+        oldest = self.changes - self.cluster.limits.changes_max + 1
+        if oldest > self.changes_oldest:
+            batch.drops.append(("changes", index_key(self.changes_oldest), index_key(oldest)))
+            self.changes_oldest = oldest
+        self._step.changed = True
+
+    # The rest
+
+    def _heard(self, heard: Heard) -> None:
+        link = self.links[heard.peer]
+        link.wall_ahead_ms = self._now_ms - heard.wall_ms
+        link.hear(heard.time)
+
+    def _acked(self, acked: Acked) -> None:
+        """Forget what the peer has. Not worth a commit of its own: it goes along with the next one."""
+        self.links[acked.peer].ack(acked.up_to)
+
+    def _tick(self) -> None:
+        self._close()
+        sweep(self, self._view, self._step.batch, self._clock_ms())
+        trims = any(link.trimmed < link.acked for link in self.links.values())
+        self._step.changed |= trims or bool(self._step.batch.deletes)
+
+    def _clock_ms(self) -> int:
+        """The site's clock, by which things expire: never behind what this site has already seen."""
+        return max(self._now_ms, time_ms(self.clock.latest))
+
+    def _finish(self) -> Step:
+        step = self._step
+        if step.changed:
+            for peer, link in self.links.items():
+                if link.trimmed < link.acked:
+                    step.batch.drops.append(("outbox", outbox_key(peer, 0), outbox_key(peer, link.acked + 1)))
+                    link.trimmed = link.acked
+        step.committed = Committed(
+            step.batch.number if step.changed else self._view.number,
+            self.ordering.context,
+            tuple(self.ordering.delivered),
+            self.clock.latest,
+            self.changes,
+        )
+        return step
