@@ -114,16 +114,14 @@ def simulate(protocol: str, options: dict[str, int], judge: bool, output: str, o
 
 
 @main.command("replay")
-@click.argument("schedule", type=click.File(encoding="utf-8"), default="-")
+@click.argument("schedule", type=click.File("rb"), default="-")
 @click.option("--diagram", type=click.Path(path_type=Path), help="Draw the space-time diagram (SVG or PNG) as well.")
-def replay_command(schedule: Iterable[str], diagram: Path | None) -> None:
+def replay_command(schedule: Iterable[bytes], diagram: Path | None) -> None:
     """Replay a SCHEDULE (JSON lines; - is standard input) and print what happened, as JSON lines."""
     lines = list(schedule) if diagram else schedule
     try:
         for line in replay(lines):
             click.echo(json.dumps(line))
-    except UnicodeDecodeError:
-        _fail("the schedule is not text in UTF-8")
     except ScheduleError as error:
         _fail(str(error))
     if diagram:

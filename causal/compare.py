@@ -144,7 +144,7 @@ class Effort:
     def jobs(self, protocol: str, sites: int, fan_out: str, messages: int, *ks: int, **rest: Any) -> tuple[Job, ...]:
         """The runs of one point. Stamps stop growing after some n² unicasts or n multicasts; and links must fill."""
         steady = 5 * sites**2 if fan_out == "unicast" else 14 * sites
-        steady += round(4 * sites * rest.get("delay_s", 0.1) / 0.1)
+        steady += round(8 * sites * rest.get("delay_s", 0.1) / 0.1)
         warm_up = round(self.scale * steady)
         total = warm_up + max(20, round(self.scale * messages))
         loads = [Workload(sites, total, seed, fan_out, warm_up=warm_up, **rest) for seed in self.seeds]

@@ -55,7 +55,7 @@ class Picture:
                 arrow.arrived = arrow.arrived or self.width
 
 
-def picture(lines: Iterable[str]) -> Picture:
+def picture(lines: Iterable[str | bytes]) -> Picture:
     """Run the schedule and place every event."""
     header, *rest = [parse(text) for text in lines if text.strip()]
     running = Replay(header)
@@ -66,7 +66,7 @@ def picture(lines: Iterable[str]) -> Picture:
     return result
 
 
-def draw(lines: Iterable[str], out: Path) -> None:
+def draw(lines: Iterable[str | bytes], out: Path) -> None:
     """Write the diagram; the ending of `out` says in which format."""
     import matplotlib
 

@@ -147,7 +147,7 @@ class Replay:
         return value
 
 
-def replay(lines: Iterable[str]) -> Iterator[Line]:
+def replay(lines: Iterable[str | bytes]) -> Iterator[Line]:
     """Run a whole schedule. Raises `ScheduleError`, with the line's number, after yielding what came before."""
     running: Replay | None = None
     number = 0
@@ -167,11 +167,15 @@ def replay(lines: Iterable[str]) -> Iterator[Line]:
     yield from running.drain()
 
 
-def parse(text: str) -> Line:
+def parse(text: str | bytes) -> Line:
     try:
-        line = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ScheduleError(f"this is no JSON ({error})") from None
+        line = json.loads(text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError:
+        raise ScheduleError("this is no text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ScheduleError(f"this is no JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError):
+        raise ScheduleError("this is no JSON: a number is too long, or too much is nested") from None
     if not isinstance(line, dict):
         raise ScheduleError("a line is a JSON object")
     return line

@@ -123,7 +123,6 @@ class Step:
     """What the caller must do, in this order: commit `batch`; then send, ack and answer."""
 
     batch: Batch
-    committed: Committed | None = None
     sends: dict[Site, list[Envelope]] = field(default_factory=dict)
     acks: dict[Site, int] = field(default_factory=dict)
     answers: dict[int, Written | KvError] = field(default_factory=dict)  # by the input's place

@@ -110,6 +110,11 @@ class Replica:
         data = self._view.get("keys", key)
         return None if data is None else unpack_record(data, key=key)
 
+    def committed(self, number: int) -> Committed:
+        """The state after the last step, as the record of the commit that makes it true."""
+        delivered = tuple(self.ordering.delivered)
+        return Committed(number, self.ordering.context, delivered, self.clock.latest, self.changes)
+
     # Writes
 
     def _write(self, place: int, write: Write) -> None:
@@ -330,11 +335,4 @@ class Replica:
                 if link.trimmed < link.acked:
                     step.batch.drops.append(("outbox", outbox_key(peer, 0), outbox_key(peer, link.acked + 1)))
                     link.trimmed = link.acked
-        step.committed = Committed(
-            step.batch.number if step.changed else self._view.number,
-            self.ordering.context,
-            tuple(self.ordering.delivered),
-            self.clock.latest,
-            self.changes,
-        )
         return step

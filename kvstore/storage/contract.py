@@ -153,7 +153,7 @@ class Storage(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Sync, then free everything; snapshots still open end. Closing twice does no harm."""
+        """Sync and free everything, when no commit is under way. Snapshots still open end; closing twice is no harm."""
 
     def __enter__(self) -> Self:
         return self

@@ -66,7 +66,7 @@ class LmdbStorage(Storage):
         self.path = path
         self.gate = Gate()
         self._sync, self._metasync = MODES[durability]
-        self._map_bytes = map_bytes
+        self._map_bytes = min(map_bytes, map_bytes_max)
         self._map_bytes_max = map_bytes_max
         self._snapshot_wait_s = snapshot_wait_s  # for open snapshots when the map is full; beyond it: they end
         self._failure = ""  # why everything is refused, if it is
@@ -243,10 +243,12 @@ class LmdbStorage(Storage):
         epoch = self.gate.enter(stays=True)
         try:
             self._copy(unfinished)
+            unfinished.rename(target)  # under its name there is a whole backup or none
+            _sync_path(target.parent)
+        except OSError as error:
+            raise StorageFailed(path=str(target), why=f"no copy could be made: {error}") from error
         finally:
             self.gate.leave(epoch, stays=True)
-        unfinished.rename(target)
-        _sync_path(target.parent)
 
     def compact(self) -> Compacted:
         self._check_usable()

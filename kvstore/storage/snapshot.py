@@ -127,10 +127,18 @@ class LmdbSnapshot(Snapshot):
 
     @property
     def number(self) -> int:
-        return int.from_bytes(self._opened(HOUSE, NUMBER, self._sealed(HOUSE, NUMBER) or b""))
+        found = self.get(HOUSE, NUMBER)
+        if found is None:
+            raise CorruptRecord(table=HOUSE, key=escape(NUMBER), why="it is missing")
+        return int.from_bytes(found)
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        sealed = self._sealed(table, key)
+        try:
+            sealed = self._txn.get(key, None, self._tables[table])
+        except lmdb.BadValsizeError:
+            return None  # no record can have such a key
+        except lmdb.Error as error:
+            raise self._translated(table, error) from error
         return None if sealed is None else self._opened(table, key, sealed)
 
     def scan(
@@ -184,14 +192,6 @@ class LmdbSnapshot(Snapshot):
                     yield Bad(table, key, str(error))
         except CorruptRecord as error:
             yield Bad(table, b"", str(error))
-
-    def _sealed(self, table: str, key: bytes) -> bytes | None:
-        try:
-            return self._txn.get(key, None, self._tables[table])
-        except lmdb.BadValsizeError:
-            return None  # no record can have such a key
-        except lmdb.Error as error:
-            raise self._translated(table, error) from error
 
     _opened = staticmethod(unseal)
 

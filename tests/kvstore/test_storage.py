@@ -326,11 +326,11 @@ class ForgetsWhatIsStillShared(MemoryStorage):
 class LooksAtTheNewest(LmdbSnapshot):
     def __init__(self, storage: LmdbStorage) -> None:
         super().__init__(storage)
-        self._env = storage.env
+        self._storage = storage
 
-    def _sealed(self, table: str, key: bytes) -> bytes | None:
-        with self._env.begin() as txn:
-            return txn.get(key, None, self._tables[table])
+    def get(self, table: str, key: bytes) -> bytes | None:
+        with LmdbSnapshot(self._storage) as newest:
+            return newest.get(table, key)
 
 
 class GivesTheNewest(LmdbStorage):

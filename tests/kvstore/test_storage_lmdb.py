@@ -25,11 +25,16 @@ from tests.kvstore.test_storage import contents, put
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_MAP = 1 << 17
+PRELUDE = """
+import sys
+from pathlib import Path
+from kvstore.storage import Batch
+from kvstore.storage.lmdb import LmdbStorage
+"""
 
 
 def program(source: str, *arguments: object) -> list[str]:
-    head = "import sys; from pathlib import Path; from kvstore.storage import Batch\nfrom kvstore.storage.lmdb import LmdbStorage\n"
-    return [sys.executable, "-c", head + source, *map(str, arguments)]
+    return [sys.executable, "-c", PRELUDE + source, *map(str, arguments)]
 
 
 def run(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
