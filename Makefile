@@ -79,7 +79,12 @@ bench: setup ## measure microseconds and bytes of every protocol on this machine
 	$(BIN)/causal bench
 
 reproduce: setup ## draw the figures and tables of the docs again
-	$(BIN)/causal compare --out docs/figures
+	for example in docs/examples/*.jsonl; do \
+	  $(BIN)/causal replay $$example --diagram docs/figures/$$(basename $$example .jsonl).svg >/dev/null || exit 1; \
+	done
+	$(BIN)/causal compare --out docs/figures/compare
+	rm -f docs/figures/compare/*.png
+	$(BIN)/causal bench
 
 # Only the pins and their hashes go into the locks: no registry, no path of the machine that compiled them.
 LOCK := CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras \

@@ -173,7 +173,10 @@ def compare(out: Path, scale: float, seed: int, workers: int) -> None:
         def advance(done: int, total: int) -> None:
             bar.update(done * 1000 // total - bar.pos)
 
-        report = run(out, scale=scale, seed=seed, workers=workers, progress=advance)
+        try:
+            report = run(out, scale=scale, seed=seed, workers=workers, progress=advance)
+        except (CausalError, OSError) as error:
+            _fail(str(error))
     click.echo(report.text())
     click.echo(f"Everything is in {out}; open {out / 'index.html'} first.")
 

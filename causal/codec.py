@@ -95,10 +95,9 @@ def load(data: bytes, protocols: Mapping[str, type[Multicast[Any]]] = PROTOCOLS)
     if options_count > OPTIONS_MAX:
         raise Malformed(f"a dump with {options_count} options")
     options = {reader.text().decode("ascii", "replace"): reader.number() for _ in range(options_count)}
-    try:
-        at = protocol(site, sites, **options)
-    except TypeError:
-        raise BadOption(f"{protocol.name} does not know the options {sorted(options)}") from None
+    if options.keys() != (protocol.__init__.__kwdefaults__ or {}).keys():
+        raise BadOption(f"{protocol.name} is not made with the options {sorted(options)}")
+    at = protocol(site, sites, **options)
     at.clock = clock
     at.delivered = reader.numbers(sites)
     at.context = at._unpack_context(reader)

@@ -266,9 +266,10 @@ WORDS = {
     "`extra-message` has its default threshold; its extra messages come on top.",
     "weighs": "As the paper counts, a time takes 4 bytes and a site 2. The bytes really encoded are the codec's, for "
     "message numbers between 1,000 and 65,535.",
-    "claims": "Each verdict is computed from the numbers on this page. 'Agrees in part' means: for some n, in one of "
-    "the two modes, or against one of the two rivals. The paper does not tell how long a link takes, and that decides "
-    "much; so the last columns judge each claim again for other mean delays. A site sends every 0.1 s.",
+    "claims": "Each verdict is computed from the means on this page; intervals do not count. 'Agrees in part' means: "
+    "for some n, in one of the two modes, or against one of the two rivals. The paper does not tell how long a link "
+    "takes, and that decides much; so the last columns judge each claim again for other mean delays (a site sends "
+    "every 0.1 s). With 4 s, few runs vary much: see the intervals.",
     "small": "This was a smaller run than the default: stamps had not reached their size, and the numbers mean little.",
     "threshold": "Links overtake here, so that an extra message delays no copy but those that wait for it. From "
     "k = (n-1)² on there is nothing to relieve: a site's own column is empty, and nobody sends to itself.",

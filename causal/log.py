@@ -146,7 +146,7 @@ def _merge(ours: Log, theirs: Log | LogStamp) -> tuple[list[int], dict[Name, Mas
     for dot, mask in pending.items():
         if dot[1] > their_newest[dot[0]]:  # they had not heard of it
             merged[dot] = mask
-    return [a if a > b else b for a, b in zip(newest, their_newest, strict=True)], merged
+    return [a if a > b else b for a, b in zip(newest, their_newest, strict=False)], merged
 
 
 def _first_missing(needs: Sequence[Name], delivered: Sequence[int]) -> Missing | None:

@@ -78,6 +78,8 @@ def pack_log(newest: Sequence[int], entries: Mapping[Name, Mask]) -> bytes:
 
 def block_head(count: int, width: int) -> bytes:
     """What stands in front of entries or names: how many, and how wide their ages are. None: one byte."""
+    if 0 < count < 255:
+        return bytes((count, width))
     return pack_count(count) + bytes((width,)) if count else b"\0"
 
 
@@ -91,21 +93,26 @@ def unpack_log(
     newest = tuple(reader.numbers(sites))
     entries: dict[Name, Mask] = {}
     needs: list[Name] = []
+    settled = 0  # entries that name only the receiver
+    impossible = -1 << sites | to & ~receiver  # sites that no entry names
     count = reader.count(sites * (sites - 1))
     shape = layout(sites, reader.width() if count else 1)
-    for site, age, mask in shape.unpack(reader.take(count * shape.size)):
-        if site >= sites or age >= newest[site] or mask >> sites:
-            raise Malformed(f"an entry names a site or a message that cannot exist: site {site}, age {age}")
-        name = (site, newest[site] - age)
-        if not mask or mask >> site & 1 or name in entries:
-            raise Malformed(f"the entry for message {name[1]} of site {site} is empty, twice there, or for its sender")
-        if mask & receiver:
-            needs.append(name)
-            mask ^= receiver
-        if mask & to:
-            raise Malformed("an entry names a destination of the message that carries it")
-        if mask:
-            entries[name] = mask
+    try:
+        for site, age, mask in shape.unpack(reader.take(count * shape.size)):
+            seq = newest[site] - age
+            if seq < 1 or not mask or mask & impossible or mask >> site & 1:
+                raise Malformed(f"an entry for message {seq} of site {site} to {mask:#x} makes no sense here")
+            if mask & receiver:
+                needs.append((site, seq))
+                mask ^= receiver
+                if not mask:
+                    settled += 1
+                    continue
+            entries[site, seq] = mask
+    except IndexError:
+        raise Malformed(f"an entry names a site that does not exist; there are {sites}") from None
+    if len(entries) + settled != count:
+        raise Malformed("two entries for one message")
     check_needs(needs)
     return newest, entries, needs
 

@@ -118,6 +118,7 @@ class Simulation:
         self._planned = workload.sends()
         self._planned_count = 0
         self._counting = False
+        self._uncounted: list[int] = []  # the newest message of each site that belongs to the warm-up
 
     def run(self) -> Outcome:
         self._plan_next()
@@ -152,7 +153,9 @@ class Simulation:
     def _send(self, planned: Planned) -> None:
         self._plan_next()
         self._planned_count += 1
-        self._counting = self._planned_count > self._workload.warm_up
+        if not self._counting and self._planned_count > self._workload.warm_up:
+            self._counting = True
+            self._uncounted = [site.clock for site in self._sites]
         made = self._sites[planned.sender].send(planned.to, semantic=planned.semantic)
         self._launch(made, planned.semantic, random.Random(planned.seed))
 
@@ -230,7 +233,8 @@ class Simulation:
     def _delivered(self, receiver: Site, message: Message) -> None:
         self._record(Delivered(receiver, message.dot))
         since = self._held_since.pop((receiver, message.dot), None)
-        if since is not None and self._counting and not message.is_extra:
+        site, seq = message.dot
+        if since is not None and self._counting and not message.is_extra and seq > self._uncounted[site]:
             self.outcome.held += 1
             self.outcome.held_s.append(self._now - since)
 

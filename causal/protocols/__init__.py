@@ -34,7 +34,7 @@ def make_site(protocol: str, site: Site, sites: int, **options: Any) -> Multicas
     """One site under the protocol of that name. Options that it does not know are refused."""
     if protocol not in PROTOCOLS:
         raise BadOption(f"unknown protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")
-    try:
-        return PROTOCOLS[protocol](site, sites, **options)
-    except TypeError:
-        raise BadOption(f"{protocol} does not know all of the options {', '.join(map(repr, options))}") from None
+    made_with = PROTOCOLS[protocol]
+    if unknown := options.keys() - (made_with.__init__.__kwdefaults__ or {}).keys():
+        raise BadOption(f"{protocol} does not know the option {', '.join(map(repr, sorted(unknown)))}")
+    return made_with(site, sites, **options)

@@ -59,15 +59,17 @@ def _pack_copies(stamps: LogStamps | LogStamp, to: Sequence[Site], width: int) -
     pack = layout(len(newest), width).pack
     times = pack_numbers(newest)
     packed = {name: pack(name[0], newest[name[0]] - name[1], mask) for name, mask in pending.items()}
-    common = times + block_head(len(packed), width) + b"".join(packed.values())
+    common = b"".join((times, block_head(len(packed), width), *packed.values()))
     copies = []
     for receiver in to:
         needs = stamps.needs_of(receiver)
-        if needs:
-            own = packed.copy()
-            for name in needs:
-                own[name] = pack(name[0], newest[name[0]] - name[1], pending.get(name, 0) | 1 << receiver)
-            copies.append(times + block_head(len(own), width) + b"".join(own.values()))
-        else:
+        if not needs:
             copies.append(common)
+            continue
+        own = packed.copy()
+        bit = 1 << receiver
+        for name in needs:
+            site, seq = name
+            own[name] = pack(site, newest[site] - seq, pending[name] | bit if name in pending else bit)
+        copies.append(b"".join((times, block_head(len(own), width), *own.values())))
     return copies

@@ -273,7 +273,7 @@ class ExtraMessage(Site):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.m = zeros(self.n)
-        self.k = self.options.get("threshold", max(self.n + 1, (3 * self.n * self.n + 4) // 5))
+        self.k = self.options.get("threshold", max(self.n + 1, (self.n - 1) ** 2))
 
     def weight(self, j: int) -> int:
         return sum(1 for cell in column(self.m, j) if cell)
