@@ -178,7 +178,7 @@ BAD = [
     (changed('"shop"', "7"), "cluster_id: must be a text in quotes"),
     (without('protocol = "optimal"'), "protocol: is missing"),
     (changed("optimal", "optimum"), "protocol: unknown protocol 'optimum'; there are optimal, pruning,"),
-    (PLAIN + "[options]\nthreshold = 8\n", "options: optimal does not know all of the options 'threshold'"),
+    (PLAIN + "[options]\nthreshold = 8\n", "options: optimal does not know the option 'threshold'"),
     (PLAIN + "[options]\nsite = 1\n", "options: optimal does not know all of these"),
     (EXTRA + "threshold = 99\n", "options: threshold 99: it must be above n = 3 and at most n * n = 9"),
     (EXTRA + 'threshold = "8"\n', 'options."threshold": must be a whole number'),
@@ -310,7 +310,7 @@ def test_what_must_be_the_same_everywhere_shows_in_the_hashes() -> None:
         sites=tuple(replace(site, name=name) for site, name in zip(base.sites, "bac", strict=True)),
     )
     different = {
-        "protocol": [plain(), plain(protocol="extra-message", options={"threshold": 4})],
+        "protocol": [plain(), plain(protocol="extra-message", options={"threshold": 8})],
         "placement": [plain(protocol="extra-message", placement={b"": ("a", "b")}), swapped],
         "merge": [plain(protocol="extra-message", merge={b"": "lww", b"x": "lww"})],
     }
