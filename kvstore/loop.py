@@ -1,6 +1,6 @@
 """The corridor: every change of a replica walks through here, in one order, in batches.
 
-Take what waits; step; commit on the one writer thread; then send, acknowledge and answer. While a commit syncs, the
+Take what waits; step; commit on the one writer thread; then answer, send and acknowledge. While a commit syncs, the
 next batch gathers: the busier the replica, the more writes share one sync, and an idle one waits for nobody.
 
 Two doors lead in. Clients wait in one bounded inbox; when it is full they are refused at once, and surely nothing was
@@ -26,6 +26,7 @@ from kvstore.persist import save
 from kvstore.replica import Replica
 from kvstore.storage.contract import Storage
 
+UNSAID_MAX = 64  # commits that peers have not heard of; beyond it: a sync
 RECORDS_KEPT = 1024  # commits whose record a reader can still find; a read transaction is much shorter than that
 
 
@@ -50,6 +51,7 @@ class Loop:
         self._room: dict[Site, asyncio.Event] = {peer: asyncio.Event() for peer in replica.links}
         self._work = asyncio.Event()
         self._stopping = False
+        self._unsaid: deque[tuple[int, Step]] = deque()  # what peers may hear once this commit is durable
         self._writer = ThreadPoolExecutor(1, "writer")
         self._records: OrderedDict[int, Committed] = OrderedDict()
         self._register(replica.committed(storage.number))
@@ -114,9 +116,21 @@ class Loop:
                 if answer is not None and not answer.done():
                     answer.set_exception(error if isinstance(error, KvError) else Stopping(site="this replica"))
             raise
-        self._speak(step, answers)
+        self._answer(step, answers)
+        self._unsaid.append((step.batch.number if step.changed else step.batch.number - 1, step))
+        await self._say_what_is_durable()
         if self._waiting():
             self._work.set()
+
+    async def _say_what_is_durable(self) -> None:
+        """Relaxed durability relaxes the client's answer alone (SAFETY 2): peers hear of a commit when it is durable.
+
+        The next commit may make it so anyway; when none is in sight, or too much is unsaid, we sync ourselves.
+        """
+        self._say()
+        if self._unsaid and (len(self._unsaid) > UNSAID_MAX or not self._waiting()):
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._storage.sync)
+            self._say()
 
     def _take(self) -> tuple[list[Input], list[asyncio.Future[Written] | None]]:
         """What waits, up to a limit; peers first, so that a flood of clients never keeps them out."""
@@ -139,11 +153,7 @@ class Loop:
         self._register(self.replica.committed(step.batch.number))  # before anybody can read the commit
         await asyncio.get_running_loop().run_in_executor(self._writer, self._storage.commit, step.batch)
 
-    def _speak(self, step: Step, answers: list[asyncio.Future[Written] | None]) -> None:
-        for peer, envelopes in step.sends.items():
-            self._outlet.send(peer, envelopes)
-        for peer, up_to in step.acks.items():
-            self._outlet.ack(peer, up_to)
+    def _answer(self, step: Step, answers: list[asyncio.Future[Written] | None]) -> None:
         for place, result in step.answers.items():
             answer = answers[place]
             if answer is None or answer.done():
@@ -152,10 +162,18 @@ class Loop:
                 answer.set_result(result)
             else:
                 answer.set_exception(result)
-        for peer, error in step.refused.items():
-            self._outlet.refuse(peer, error)
-        if step.events:
-            self._outlet.events(step.batch.number, step.events)
+
+    def _say(self) -> None:
+        while self._unsaid and self._unsaid[0][0] <= self._storage.durable:
+            _, step = self._unsaid.popleft()
+            for peer, envelopes in step.sends.items():
+                self._outlet.send(peer, envelopes)
+            for peer, up_to in step.acks.items():
+                self._outlet.ack(peer, up_to)
+            for peer, error in step.refused.items():
+                self._outlet.refuse(peer, error)
+            if step.events:
+                self._outlet.events(step.batch.number, step.events)
 
     def _waiting(self) -> bool:
         return bool(self._clients) or any(self._peers.values())

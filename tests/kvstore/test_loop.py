@@ -38,11 +38,29 @@ class SlowStorage(MemoryStorage):
         super().commit(batch)
 
 
+class RelaxedStorage(SlowStorage):
+    """A commit is durable only after the next one, or a sync."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced = 0
+        self.may_sync = True
+
+    @property
+    def durable(self) -> int:
+        return max(self.synced, self.number - 1)
+
+    def sync(self) -> None:
+        if not self.may_sync:
+            raise StorageFailed(path="memory", why="the test broke it")
+        self.synced = self.number
+
+
 class Replica:
     """A loop with its storage, and what it said."""
 
-    def __init__(self, **limits: int) -> None:
-        self.storage = SlowStorage()
+    def __init__(self, storage: SlowStorage | None = None, **limits: int) -> None:
+        self.storage = storage or SlowStorage()
         self.said: list[tuple[Any, ...]] = []
         cluster = make_cluster(3, "optimal", limits=Limits(**limits))
         with self.storage.snapshot() as view:
@@ -213,3 +231,27 @@ def test_a_write_that_nobody_waits_for_any_more_is_not_done() -> None:
         assert replica.storage.sizes == [1]
 
     drive(Replica(), story)
+
+
+def test_peers_hear_of_a_commit_only_when_it_is_durable_and_clients_at_once() -> None:
+    """With the sync broken the client has its answer, and nobody else has heard of anything."""
+    storage = RelaxedStorage()
+    storage.may_sync = False
+    replica = Replica(storage)
+
+    async def story() -> None:
+        running = asyncio.create_task(replica.loop.run())
+        assert isinstance(await replica.loop.write(put(b"k")), Written)
+        with pytest.raises(StorageFailed):
+            await running
+
+    asyncio.run(story())
+    assert replica.said == []
+
+
+def test_an_idle_replica_syncs_by_itself_and_then_speaks() -> None:
+    async def story(replica: Replica) -> None:
+        await replica.loop.write(put(b"k"))
+        await until(lambda: ("send", 1, [1]) in replica.said)
+
+    drive(Replica(RelaxedStorage()), story)
