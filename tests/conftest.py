@@ -86,7 +86,7 @@ class BudgetKeeper:
     def whole_suite_was_asked_for(self) -> bool:
         option = self.config.option
         narrowed = (option.keyword, option.markexpr, option.deselect, option.ignore, option.ignore_glob)
-        partial = option.collectonly or option.lf or option.stepwise
+        partial = option.collectonly or getattr(option, "lf", False) or getattr(option, "stepwise", False)
         everywhere = all(
             Path(self.config.invocation_params.dir, arg) in (TESTS, TESTS.parent) for arg in self.config.args
         )
