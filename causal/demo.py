@@ -37,7 +37,8 @@ def demo() -> str:
         happened, units, size = _told(protocol)
         lines.append(f"  {protocol:<17}{happened:<44}{units:>6}{size:>6}")
     lines.append(
-        "\nThe controls at the end show what the others prevent. Next: `causal protocols`, `causal simulate optimal\n"
+        "\nUnits are each protocol's own measure. With three sites all stamps are small; `causal compare` shows what happens\n"
+        "with fifty. The controls at the end show what the others prevent. Next: `causal protocols`, `causal simulate optimal\n"
         "--judge`, `causal compare`, and docs/algorithms.md."
     )
     return "\n".join(lines)

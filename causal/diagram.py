@@ -14,6 +14,7 @@ from typing import Any
 from causal.model import Site
 from causal.replay import Line, Replay, parse
 
+_PLATE = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind a name
 _INK, _SENT, _HELD, _EXTRA = "#333333", "#1f6fb2", "#d1771a", "#8a8a8a"
 
 
@@ -97,11 +98,19 @@ def draw(lines: Iterable[str | bytes], out: Path) -> None:
 def _draw_arrow(axes: Any, arrow: Arrow) -> None:
     held = arrow.delivered > arrow.arrived
     colour = _HELD if held else _EXTRA if arrow.is_extra else _SENT
+    far = abs(arrow.sender - arrow.receiver) > 1  # a straight one could run through a stranger's mark
+    bend = f"arc3,rad={0.14 if far else 0}"
     axes.annotate(
         "",
         xy=(arrow.arrived, -arrow.receiver),
         xytext=(arrow.sent, -arrow.sender),
-        arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 0.9 if arrow.is_extra else 1.4, "shrinkB": 3},
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": colour,
+            "linewidth": 0.9 if arrow.is_extra else 1.4,
+            "shrinkB": 3,
+            "connectionstyle": bend,
+        },
         zorder=2,
     )
     axes.plot(arrow.sent, -arrow.sender, "o", color=colour if not held else _SENT, markersize=5, zorder=3)
@@ -117,4 +126,6 @@ def _label(axes: Any, arrow: Arrow) -> None:
     """The message's name at its send, on the side where its first arrow is not."""
     side = 6 if arrow.receiver > arrow.sender else -13
     place = (arrow.sent, -arrow.sender)
-    axes.annotate(arrow.name, place, textcoords="offset points", xytext=(0, side), ha="center", color=_INK)
+    axes.annotate(
+        arrow.name, place, textcoords="offset points", xytext=(0, side), ha="center", color=_INK, zorder=4, bbox=_PLATE
+    )

@@ -20,6 +20,9 @@ class Dot(NamedTuple):
     site: Site
     seq: int
 
+    def __str__(self) -> str:
+        return f"message {self.seq} of site {self.site}"
+
 
 class Missing(NamedTuple):
     """The one thing a held message is filed under: message number `seq` of `site` must be delivered first.

@@ -140,7 +140,7 @@ class Verdict:
         if self.ok:
             return f"{self.protocol}: nothing to object to"
         first = [f"  {violation}" for violation in self.violations[:most]]
-        return "\n".join([f"{self.protocol}: {len(self.violations)} violations, first of all", *first])
+        return "\n".join([f"{self.protocol}: {len(self.violations)} violations; the first {len(first)}:", *first])
 
     __str__ = explain
 

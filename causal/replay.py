@@ -169,7 +169,7 @@ def replay(lines: Iterable[str | bytes]) -> Iterator[Line]:
 
 def parse(text: str | bytes) -> Line:
     try:
-        line = json.loads(text.decode() if isinstance(text, bytes) else text)
+        line = json.loads((text.decode() if isinstance(text, bytes) else text).strip())
     except UnicodeDecodeError:
         raise ScheduleError("this is no text in UTF-8") from None
     except json.JSONDecodeError as error:

@@ -18,6 +18,7 @@ from causal.model import Mask, Site
 
 FAN_OUTS = ("multicast", "unicast", "broadcast")
 DELAYS = ("exponential", "uniform", "constant", "lognormal")
+SECONDS_MAX = 86_400.0  # of a mean gap or delay
 _LOGNORMAL_SIGMA = 1.0
 
 
@@ -45,8 +46,8 @@ class Workload:
             raise BadOption("a network needs at least two sites")
         if not (0 <= self.duplicates <= 1 and 0 <= self.dependent <= 1):
             raise BadOption("`duplicates` and `dependent` are shares, between 0 and 1")
-        if not (self.gap_s > 0 and self.delay_s > 0):
-            raise BadOption("gaps and delays must be above 0 s")
+        if not (0 < self.gap_s <= SECONDS_MAX and 0 < self.delay_s <= SECONDS_MAX):
+            raise BadOption(f"gaps and delays must be above 0 and at most {SECONDS_MAX} s")
         if self.messages < 0 or self.sessions < 0 or not 0 <= self.warm_up <= self.messages:
             raise BadOption("counts cannot be negative, nor the warm-up be longer than the run")
 

@@ -68,9 +68,16 @@ def contexts(protocol: str, dot: Dot) -> list[Any]:
         return [Log(newest, {}), Log(newest, {dot: 1 << other})]
     matrix = Matrix.empty(N).with_message(dot, 1 << other)
     meant = [Meant(Matrix.empty(N), matrix), Meant(matrix, matrix)]
-    columns = [Columns.empty(N).replaced(1 << other, {dot.site: dot.seq})]
-    others: dict[str, list[Any]] = {"false-causality": meant, "matrix": [matrix], "vector": [Clock(newest)]}
-    return others.get(protocol, columns)
+    known: dict[str, list[Any]] = {"false-causality": meant, "matrix": [matrix], "vector": [Clock(newest)]}
+    return known.get(protocol) or [past_of_a_sender(protocol, dot, 1 << other)]
+
+
+def past_of_a_sender(protocol: str, dot: Dot, to: Mask) -> Any:
+    """What a site knows that has sent this message and nothing else."""
+    sender = make_site(protocol, dot.site, N)
+    sender.clock = dot.seq - 1
+    sender.send(to)
+    return sender.context
 
 
 def messages(protocol: str, dot: Dot) -> list[Message]:

@@ -93,7 +93,7 @@ def test_there_are_at_least_two_thousand_of_them_and_half_have_moving_sessions()
     everything = [one for protocol in CAUSAL for sites in SIZES for one in cases(protocol, sites)]
     assert len(everything) >= EXECUTIONS_MIN
     assert 2 * sum(one.workload.sessions > 0 for one in everything) == len(everything)
-    assert len(CAUSAL) == 7
+    assert len(CAUSAL) >= 7
 
 
 @pytest.mark.parametrize("protocol", CAUSAL)

@@ -1,6 +1,9 @@
 """The Python that README and docs show runs as it stands, page by page; later blocks see what earlier ones define."""
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +56,33 @@ def test_the_protocol_of_the_docs_is_caught_when_it_forgets() -> None:
         return not judge(outcome.execution).ok
 
     assert any(caught(seed) for seed in range(10))
+
+
+def test_the_page_leads_from_an_empty_file_to_the_contract_suite(tmp_path: Path) -> None:
+    """Section 4, as a reader does it: the file, the two lines, and the tests over the table."""
+    for name in ("causal", "tests", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    page = (ROOT / "docs/write-your-own-protocol.md").read_text(encoding="utf-8")
+    past, history, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "causal/protocols/history.py").write_text(past + history)
+    table = tmp_path / "causal/protocols/__init__.py"
+    text = table.read_text()
+    neighbour = "from causal.protocols.matrix"
+    text = text.replace(neighbour, f"from causal.protocols.history import History\n{neighbour}", 1)
+    table.write_text(text.replace('    "fifo": Fifo,', '    "history": History,\n    "fifo": Fifo,', 1))
+    files = [f"tests/causal/test_{name}.py" for name in ("contract", "bad_input", "random_executions")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "history",
+        *files,
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=85, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout
