@@ -29,6 +29,12 @@ The link from 0 to 2 is slow: at site 2 the reply arrives before its question.
 What each protocol does at site 2, and what its stamps cost (units and bytes, reply to site 2):
 """
 
+_CLOSING = """
+Units are each protocol's own measure. With three sites all stamps are small; `causal compare` shows what
+happens with fifty. The controls at the end show what the others prevent.
+
+Next: `causal protocols`, `causal simulate optimal --judge`, and docs/algorithms.md."""
+
 
 def demo() -> str:
     """The story, and a line a protocol."""
@@ -36,11 +42,7 @@ def demo() -> str:
     for protocol in PROTOCOLS:
         happened, units, size = _told(protocol)
         lines.append(f"  {protocol:<17}{happened:<44}{units:>6}{size:>6}")
-    lines.append(
-        "\nUnits are each protocol's own measure. With three sites all stamps are small; `causal compare` shows what happens\n"
-        "with fifty. The controls at the end show what the others prevent. Next: `causal protocols`, `causal simulate optimal\n"
-        "--judge`, `causal compare`, and docs/algorithms.md."
-    )
+    lines.append(_CLOSING)
     return "\n".join(lines)
 
 

@@ -336,10 +336,10 @@ def test_a_verdict_explains_itself() -> None:
     assert str(Story("a:0>1 a@1").judge()) == "matrix: nothing to object to"
     bad = Story("a:0>1 b:0>1 b@1 t=0 t?1 a@1 a@1").judge()
     assert str(bad).splitlines() == [
-        "matrix: 3 violations, first of all",
-        "  site 1 delivered Dot(site=0, seq=2) without Dot(site=0, seq=1), which comes before it and goes there too",
-        "  site 1 delivered Dot(site=0, seq=1) again",
-        "  token 116 landed at site 1 before Dot(site=0, seq=1), which lies in its past and goes there",
+        "matrix: 3 violations; the first 3:",
+        "  site 1 delivered message 2 of site 0 without message 1 of site 0, which comes before it and goes there too",
+        "  site 1 delivered message 1 of site 0 again",
+        "  token 116 landed at site 1 before message 1 of site 0, which lies in its past and goes there",
     ]
     assert len(bad.explain(most=1).splitlines()) == 2
 
