@@ -9,6 +9,7 @@ only adds. The calibration loop runs in every round; two machines, or two days, 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -162,13 +163,23 @@ def _time_codec(members: dict[Site, Multicast[Any]], sample: list[Outgoing]) -> 
 def bench(sizes: Iterable[int] = SIZES, protocols: Iterable[str] = tuple(PROTOCOLS), rounds: int = 3) -> Iterator[Row]:
     """One row a size and protocol, as they come; the best of several rounds, in which the protocols take turns."""
     for sites in sizes:
-        calibration = min(calibrate() for _ in range(20))
+        calibration = math.inf
         timings: dict[str, list[Timing]] = {protocol: [] for protocol in protocols}
         for round_number in range(rounds):
+            calibration = min(calibration, *(calibrate() for _ in range(5)))
             for protocol, taken in timings.items():
                 taken.append(measure(protocol, sites, seed=round_number))
         for protocol, taken in timings.items():
-            yield Row(sites, protocol, Timing(*map(min, *taken)) if rounds > 1 else taken[0], calibration)
+            yield Row(sites, protocol, _best(taken), calibration)
+
+
+def _best(taken: Sequence[Timing]) -> Timing:
+    """The least of each time; fan-out and bytes are the workload's, so they are averaged."""
+    least = Timing(*(min(values) for values in zip(*taken, strict=True)))
+    count = len(taken)
+    return least._replace(
+        fan_out=sum(one.fan_out for one in taken) / count, bytes=sum(one.bytes for one in taken) / count
+    )
 
 
 def crossover(rows: Iterable[Row], one: str = "optimal", other: str = "matrix") -> int | None:
@@ -207,6 +218,7 @@ def crossover_sentence(rows: Sequence[Row]) -> str:
 def as_json(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "unit": "microseconds",
+        "seeds": "0 for the first round, 1 for the second, and so on",
         **provenance(),
         "rows": [
             {

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from causal.errors import CausalError
+from causal.multicast import SITES_MAX
 from causal.protocols import PROTOCOLS, make_site
 from causal.protocols.extra_message import default_threshold
+from causal.provenance import provenance
 from causal.replay import ScheduleError, replay
 from causal.workload import DELAYS, FAN_OUTS, Workload
 
@@ -63,7 +66,7 @@ def _parse_options(_context: click.Context, _parameter: click.Parameter, values:
     options = {}
     for value in values:
         name, equals, number = value.partition("=")
-        if not equals or not number.isdecimal():
+        if not equals or not number.isdecimal() or len(number) > 18:
             raise click.BadParameter(f"{value!r} is not of the form NAME=NUMBER")
         options[name] = int(number)
     return options
@@ -105,7 +108,7 @@ def simulate(protocol: str, options: dict[str, int], judge: bool, output: str, o
         verdict = judge_execution(outcome.execution, bound=bound, optimality=protocol in ("optimal", "pruning"))
         result["verdict"] = "nothing to object to" if verdict.ok else f"{len(verdict.violations)} violations"
     if output == "json":
-        _print_json(result)
+        _print_json({**provenance(), **asdict(workload), "options": options, **result})
     else:
         _print_pairs(result)
     if verdict is not None and not verdict.ok:
@@ -153,8 +156,8 @@ def bench(sizes: str, names: str, rounds: int, output: str) -> None:
     chosen = names.split(",")
     if unknown := [name for name in chosen if name not in PROTOCOLS]:
         _fail(f"unknown protocol {unknown[0]!r}; there are {', '.join(PROTOCOLS)}")
-    if min(numbers) < 2:
-        _fail("a benchmark needs at least two sites")
+    if not 2 <= min(numbers) <= max(numbers) <= SITES_MAX:
+        _fail(f"a benchmark needs 2 to {SITES_MAX} sites")
     total = len(numbers) * len(chosen)
     with click.progressbar(benchmark.bench(numbers, chosen, rounds), total, "measuring", file=sys.stderr) as progress:
         rows = list(progress)

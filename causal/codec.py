@@ -49,10 +49,12 @@ def decode(at: Multicast[Any], data: bytes, payload: bytes = b"") -> Message:
 
 
 def encode_token(at: Multicast[C], token: C) -> bytes:
+    at._check_sessions()
     return _pack_preamble(at) + at._pack_context(token)
 
 
 def decode_token(at: Multicast[C], data: bytes) -> C:
+    at._check_sessions()
     if len(data) > TOKEN_MAX:
         raise Malformed(f"a token of {len(data)} bytes; at most {TOKEN_MAX} are read")
     reader = Reader(data)

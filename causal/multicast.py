@@ -227,7 +227,8 @@ class Multicast(ABC, Generic[C]):
         due: list[tuple[int, Message]] = []
         while True:
             site, seq = message.dot
-            self.delivered[site] = seq
+            if seq > self.delivered[site]:  # only `unordered` delivers older ones later
+                self.delivered[site] = seq
             self._learn(message)
             effects.append(message)
             if self.makes_extras:
@@ -240,9 +241,13 @@ class Multicast(ABC, Generic[C]):
                         heappush(due, (arrival, woken))
                     else:
                         self._file(missing, arrival, woken)
-            if not due:
+            while due:
+                _, message = heappop(due)
+                if not self._is_repeat(message):
+                    break
+                effects.append(Duplicate(message))  # a sender that lied about its order
+            else:
                 return effects
-            _, message = heappop(due)
 
     def _hold(self, message: Message, missing: Missing) -> None:
         self._held[message.dot] = message

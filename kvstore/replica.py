@@ -249,8 +249,8 @@ class Replica:
                     self._post(effect, [])
                 case Held(_, missing):
                     self._step.events.append(Event("held", message.dot, peer, envelope.number, missing))
-                case Duplicate():
-                    del self._in_transit[message.dot]
+                case Duplicate(repeated):
+                    self._in_transit.pop(repeated.dot, None)
                     link.apply(envelope.number, envelope.time)
                     self._step.events.append(Event("duplicate", message.dot, peer, envelope.number))
 

@@ -30,7 +30,7 @@ PROTOCOLS: dict[str, type[Multicast[Any]]] = {
 }
 
 
-def make_site(protocol: str, site: Site, sites: int, **options: Any) -> Multicast[Any]:
+def make_site(protocol: str, site: Site, sites: int, /, **options: Any) -> Multicast[Any]:
     """One site under the protocol of that name. Options that it does not know are refused."""
     if protocol not in PROTOCOLS:
         raise BadOption(f"unknown protocol {protocol!r}; there are {', '.join(PROTOCOLS)}")

@@ -1,7 +1,7 @@
 """Bugs that were found, kept as tests. Most are stamps that are well-formed and lie: they may delay or misorder, but
 they must not break the site that believed them."""
 
-from causal import Dot, Outgoing, decode, dump, encode, load, make_site
+from causal import Dot, Duplicate, Held, Outgoing, decode, dump, encode, load, make_site
 from causal.log import LogStamp
 from causal.oracle import judge
 from causal.protocols.false_causality import Meant, MeantStamps
@@ -42,3 +42,20 @@ def test_seeds_on_which_news_came_before_the_message() -> None:
             assert outcome.execution is not None
             verdict = judge(outcome.execution)
             assert verdict.ok, f"{workload.command('false-causality', {})}\n{verdict.explain()}"
+
+
+def test_a_sender_that_numbers_its_messages_backwards_cannot_make_one_come_twice() -> None:
+    for protocol in ("optimal", "matrix", "direct", "extra-message", "pruning"):
+        site, first = make_site(protocol, 2, 3), make_site(protocol, 1, 3)
+        liar = make_site(protocol, 0, 3)
+        (cause,) = first.send(0b101)
+        liar.receive(cause.copy(0))
+        late: list[Outgoing] = []
+        for clock in (4, 2):  # message 5 first, then message 3
+            liar.clock = clock
+            fresh = load(dump(liar))
+            late += fresh.send(0b100)
+        assert all(isinstance(site.receive(one.copy(2))[0], Held) for one in late)
+        site.receive(cause.copy(2))
+        assert site.delivered[0] == 5
+        assert isinstance(site.receive(late[0].copy(2))[0], Duplicate)
