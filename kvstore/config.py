@@ -163,8 +163,6 @@ def _check_protocol(cluster: Cluster) -> None:
         make_site(cluster.protocol, 0, len(cluster.sites), **cluster.options)
     except CausalError as error:
         raise wrong(key, str(error)) from None
-    except TypeError:  # an option called like one of the other arguments
-        raise wrong(key, f"{cluster.protocol} does not know all of these") from None
 
 
 def _check_placement(cluster: Cluster) -> None:

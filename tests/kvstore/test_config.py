@@ -179,7 +179,7 @@ BAD = [
     (without('protocol = "optimal"'), "protocol: is missing"),
     (changed("optimal", "optimum"), "protocol: unknown protocol 'optimum'; there are optimal, pruning,"),
     (PLAIN + "[options]\nthreshold = 8\n", "options: optimal does not know the option 'threshold'"),
-    (PLAIN + "[options]\nsite = 1\n", "options: optimal does not know all of these"),
+    (PLAIN + "[options]\nsite = 1\n", "options: optimal does not know the option 'site'"),
     (EXTRA + "threshold = 99\n", "options: threshold 99: it must be above n = 3 and at most n * n = 9"),
     (EXTRA + 'threshold = "8"\n', 'options."threshold": must be a whole number'),
     ('durability = "maybe"\n' + PLAIN, "durability: there is no 'maybe'; there are sync, metasync-off, periodic"),
