@@ -98,7 +98,14 @@ def simulate(protocol: str, options: dict[str, int], judge: bool, output: str, o
         _fail("vector needs every message to go to all other sites: add --fan-out broadcast")
     try:
         workload = Workload(fifo=not overtake, **settings)
-        outcome = run(workload, protocol, options, record=judge, count_bytes=True)
+        silent = not sys.stderr.isatty()
+        with click.progressbar(length=workload.messages, label="simulating", file=sys.stderr, hidden=silent) as bar:
+
+            def advance(sent: int) -> None:
+                if sent % 100 == 0 or sent == workload.messages:
+                    bar.update(sent - bar.pos)
+
+            outcome = run(workload, protocol, options, record=judge, count_bytes=True, progress=advance)
         bound = make_site(protocol, 0, workload.sites, **options).options.get("threshold")
     except CausalError as error:
         _fail(str(error))

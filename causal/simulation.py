@@ -100,9 +100,11 @@ class Simulation:
         wire: bool = False,
         count_bytes: bool = False,
         make: Callable[..., Multicast[Any]] = make_site,
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         self._workload = workload
         self._wire = wire
+        self._progress = progress  # told after every planned send how many there were
         self._count_bytes = count_bytes or wire
         self._sites = [make(protocol, site, workload.sites, **options or {}) for site in range(workload.sites)]
         self._execution = Execution(workload.sites, protocol, dict(options or {})) if record else None
@@ -153,6 +155,8 @@ class Simulation:
     def _send(self, planned: Planned) -> None:
         self._plan_next()
         self._planned_count += 1
+        if self._progress is not None:
+            self._progress(self._planned_count)
         if not self._counting and self._planned_count > self._workload.warm_up:
             self._counting = True
             self._uncounted = [site.clock for site in self._sites]
