@@ -18,7 +18,7 @@ from kvstore.update import Version
 
 ABSENT = Version(0, 0)  # as an expectation: the key must not be there
 
-_ENVELOPE = Struct("<QI")  # time, bytes of control
+_ENVELOPE = Struct("<QIH")  # time, bytes of control, bytes of witness
 
 
 class Operation(NamedTuple):
@@ -44,17 +44,21 @@ class Envelope(NamedTuple):
     time: int  # the sender's hybrid clock: nothing older follows on this link
     control: bytes  # dot, destinations and stamp
     payload: bytes  # the updates, for this destination
+    witness: bytes = b""  # a plain vector clock, only where tracing is on; traces are checked against it
 
     def pack(self) -> bytes:
-        return _ENVELOPE.pack(self.time, len(self.control)) + self.control + self.payload
+        head = _ENVELOPE.pack(self.time, len(self.control), len(self.witness))
+        return b"".join((head, self.control, self.witness, self.payload))
 
     @classmethod
     def unpack(cls, number: int, data: bytes) -> Envelope:
         if len(data) < _ENVELOPE.size:
             raise CorruptRecord(table="outbox", key=str(number), why=f"{len(data)} bytes are less than a head")
-        time, size = _ENVELOPE.unpack_from(data)
-        start = _ENVELOPE.size
-        return cls(number, time, data[start : start + size], data[start + size :])
+        time, control_size, witness_size = _ENVELOPE.unpack_from(data)
+        witness_at = _ENVELOPE.size + control_size
+        payload_at = witness_at + witness_size
+        control, witness = data[_ENVELOPE.size : witness_at], data[witness_at:payload_at]
+        return cls(number, time, control, data[payload_at:], witness)
 
 
 class Arrived(NamedTuple):
@@ -79,11 +83,19 @@ class Acked(NamedTuple):
     up_to: int
 
 
+class Greeted(NamedTuple):
+    """A hello between us and a peer went well."""
+
+    peer: Site
+    incarnation: int  # of the peer's data
+    is_accepted_by_peer: bool = False  # the peer misses nothing that we once said (SAFETY 3)
+
+
 class Tick(NamedTuple):
     """Time passed: what is expired becomes a tombstone, tombstones that nothing can need any more go."""
 
 
-Input = Write | Arrived | Heard | Acked | Tick
+Input = Write | Arrived | Heard | Acked | Greeted | Tick
 
 
 class Written(NamedTuple):
@@ -107,15 +119,40 @@ class Committed(NamedTuple):
 class Event(NamedTuple):
     """Something that happened to a message, for traces: in the past tense."""
 
-    kind: str  # sent, received, held, delivered, duplicate
+    kind: str  # sent, received, held, released, delivered, applied, duplicate, restarted
     dot: Dot
     peer: Site  # the other end of the link, or ourselves
     number: int = 0  # on the link
     missing: Missing | None = None  # of a held one
-    to: Mask = 0  # of a sent one: all its destinations
+    to: Mask = 0  # all its destinations
     is_extra: bool = False
+    semantic: bool = True  # whether it depends on what its site had sent and delivered
     control_bytes: int = 0
+    units: int = 0  # of control information, as the papers count it; known to the sender
     payload_bytes: int = 0
+    updates: int = 0  # in it; of an applied one: those that changed a key
+    keys: tuple[bytes, ...] = ()  # changed, of an applied one
+    time: int = 0  # hybrid clock of its sender when it was stamped
+    witness: bytes = b""
+    depends_on: tuple[Dot, ...] = ()
+
+
+class Moment(NamedTuple):
+    """One moment by both clocks: what it is called, and what durations are taken by."""
+
+    wall_ns: int
+    mono_ns: int
+
+
+class Happened(NamedTuple):
+    """What one turn of the loop made true, once it is durable."""
+
+    commit: int  # its number; when nothing had to be committed, of the last one before
+    events: list[Event]
+    stepped: Moment
+    committed: Moment
+    inputs: int
+    updates: int  # written or delivered
 
 
 @dataclass(slots=True)
@@ -128,4 +165,5 @@ class Step:
     answers: dict[int, Written | KvError] = field(default_factory=dict)  # by the input's place
     refused: dict[Site, KvError] = field(default_factory=dict)  # peers whose link must be closed, and why
     events: list[Event] = field(default_factory=list)
+    updates: int = 0  # written or delivered
     changed: bool = False  # whether there is anything to commit

@@ -172,6 +172,13 @@ class Amnesia(KvError):
     sentence = "{peer} knows of {what} {there} of {site}, which remembers only {here}"
 
 
+class Restored(KvError):
+    """A replica that came back from a backup writes nothing before its peers have told it that it forgot nothing."""
+
+    reason = "RESTORED"
+    sentence = "{site} was restored from a backup and has not heard yet from {peers} whether anything is lost"
+
+
 class LinkGap(KvError):
     reason = "LINK_GAP"
     sentence = "message {found} of the link from {peer} came where {expected} was due"
@@ -256,6 +263,7 @@ ERRORS: Mapping[type[KvError], str] = {
     Stopping: "UNAVAILABLE",
     ClusterMismatch: "FAILED_PRECONDITION",
     Amnesia: "FAILED_PRECONDITION",
+    Restored: "UNAVAILABLE",
     LinkGap: "FAILED_PRECONDITION",
     Unavailable: "UNAVAILABLE",
     DeadlineExceeded: "DEADLINE_EXCEEDED",

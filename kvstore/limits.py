@@ -35,6 +35,7 @@ class Limits:
 
     inbox_max: int = limit(1024)  # writes waiting for the loop; beyond it: InboxFull, at once
     commit_max: int = limit(4096)  # inputs in one commit; beyond it: they wait for the next one
+    calls_max: int = limit(4096)  # calls of clients under way; beyond it: TooManyWaiting, at once
     waits_max: int = limit(1024)  # requests waiting for a token to be due; beyond it: TooManyWaiting
     forwards_max: int = limit(256)  # forwarded reads under way; beyond it: TooManyWaiting
     deadline_default_ms: int = limit(10_000)  # ms for a request that brings no deadline; beyond it: DeadlineExceeded
@@ -46,6 +47,8 @@ class Limits:
     map_bytes_max: int = limit(1 << 40, least=MIB)  # bytes of the database file; beyond it: StorageFailed
 
     link_queue_max: int = limit(256)  # messages of one peer not yet taken; beyond it: its link is not read
+    link_cache_max: int = limit(4096)  # messages kept in memory for one peer; beyond it: they are read from the outbox
+    link_gather_ms: int = limit(2, most=1000)  # ms that a busy link gathers messages; beyond it: they are sent
     link_batch_max: int = limit(256)  # messages in one frame on a link; beyond it: another frame
     link_batch_bytes_max: int = limit(MIB)  # bytes in one frame; beyond it: the same, after one message at least
     outbox_bytes_max: int = limit(1 << 30)  # bytes one peer has not acknowledged; beyond it: OutboxFull for its keys
@@ -55,6 +58,7 @@ class Limits:
     clock_skew_max_ms: int = limit(2_000)  # ms ahead of the peers' clocks; beyond it: ClockSkew for client writes
 
     watches_max: int = limit(1024)  # open watches; beyond it: TooManyWaiting
+    event_backlog_max: int = limit(10_000)  # events that one reader has not taken; beyond it: lost, and counted
     watch_backlog_max: int = limit(10_000)  # changes that one watcher has not taken; beyond it: WatchTooSlow
     changes_max: int = limit(100_000)  # changes kept for watches; beyond it: the oldest go, PositionTooOld for them
     snapshots_max: int = limit(16)  # snapshots leased at once; beyond it: TooManyWaiting

@@ -24,6 +24,7 @@ class Link:
     received: int = 0
     applied: int = 0
     promise: int = 0
+    incarnation: int = 0  # of the peer's data; 0: we never met
     heard: tuple[int, int] = (0, 0)  # the newest heartbeat: it counts when this number is applied; its time
     wall_ahead_ms: int | None = None  # our wall clock before the peer's, when it last spoke
     outbox_bytes: int = 0

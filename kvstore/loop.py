@@ -14,69 +14,118 @@ state.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from causal.model import Site
-from kvstore.effects import Committed, Envelope, Event, Input, Step, Write, Written
+from kvstore.config import Durability
+from kvstore.effects import Committed, Envelope, Happened, Input, Moment, Step, Tick, Write, Written
 from kvstore.errors import InboxFull, KvError, Stopping
 from kvstore.persist import save
 from kvstore.replica import Replica
 from kvstore.storage.contract import Storage
 
-UNSAID_MAX = 64  # commits that peers have not heard of; beyond it: a sync
+UNSAID_MAX = 1024  # commits that peers have not heard of; beyond it: a sync
 RECORDS_KEPT = 1024  # commits whose record a reader can still find; a read transaction is much shorter than that
+
+Results = list[Written | KvError]
 
 
 class Outlet(NamedTuple):
-    """Who is told what a commit made true. Each is called on the loop, after the commit, and must not wait."""
+    """Who is told what a commit made true. Each is called on the loop, once it is durable, and must not wait."""
 
     send: Callable[[Site, list[Envelope]], None]
     ack: Callable[[Site, int], None]
     refuse: Callable[[Site, KvError], None]
-    events: Callable[[int, list[Event]], None]
+    happened: Callable[[Happened], None]
+
+
+class Asked(NamedTuple):
+    """Writes of one caller: each is all or nothing by itself, and they are answered together."""
+
+    writes: Sequence[Write]
+    answer: asyncio.Future[Results]
+
+
+class Turn(NamedTuple):
+    """One step, from what it took to what may be said of it."""
+
+    step: Step
+    asked: list[tuple[int, Asked]]  # with the place of their first write among the inputs
+    inputs: int
+    stepped: Moment
+
+
+class Unsaid(NamedTuple):
+    """What peers may hear once this commit is durable."""
+
+    number: int
+    step: Step
+    happened: Happened
 
 
 class Loop:
     def __init__(self, replica: Replica, storage: Storage, outlet: Outlet, now_ms: Callable[[], int]) -> None:
         self.replica = replica
+        self.inbox = 0  # writes waiting
         self._storage = storage
         self._outlet = outlet
         self._now_ms = now_ms
         self._limits = replica.cluster.limits
-        self._clients: deque[tuple[Write, asyncio.Future[Written]]] = deque()
+        self._clients: deque[Asked] = deque()
         self._peers: dict[Site, deque[Input]] = {peer: deque() for peer in replica.links}
         self._room: dict[Site, asyncio.Event] = {peer: asyncio.Event() for peer in replica.links}
         self._work = asyncio.Event()
+        self._is_tick_due = False
         self._stopping = False
-        self._unsaid: deque[tuple[int, Step]] = deque()  # what peers may hear once this commit is durable
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._unsaid: deque[Unsaid] = deque()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._records: OrderedDict[int, Committed] = OrderedDict()
         self._register(replica.committed(storage.number))
+        self.said = self.committed(storage.number)  # the newest that is durable and was handed to the links
 
     # The doors
 
-    def write(self, write: Write) -> asyncio.Future[Written]:
-        """Ask for a write. The future has its answer once it is committed."""
+    def ask(self, writes: Sequence[Write]) -> asyncio.Future[Results]:
+        """Ask for writes, each all or nothing by itself. The future has their answers once all are committed."""
         if self._stopping:
             raise Stopping(site=self.replica.cluster.sites[self.replica.site].name)
-        if len(self._clients) >= self._limits.inbox_max:
+        if self.inbox and self.inbox + len(writes) > self._limits.inbox_max:
             raise InboxFull(limit=self._limits.inbox_max)
-        answer: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._clients.append((write, answer))
+        answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+        self._clients.append(Asked(writes, answer))
+        self.inbox += len(writes)
         self._work.set()
         return answer
 
-    async def offer(self, peer: Site, one: Input) -> None:
+    async def write(self, write: Write) -> Written:
+        """One write, committed; or the error for which nothing was done."""
+        (result,) = await self.ask((write,))
+        if isinstance(result, KvError):
+            raise result
+        return result
+
+    async def offer(self, peer: Site, inputs: Sequence[Input]) -> None:
         """Bring something from a peer; waits while its queue is full."""
         queue, room = self._peers[peer], self._room[peer]
         while len(queue) >= self._limits.link_queue_max:
             room.clear()
             await room.wait()
-        queue.append(one)
+        queue.extend(inputs)
         self._work.set()
+
+    def tick(self) -> None:
+        """Time passed: sweep, with the next turn."""
+        self._is_tick_due = True
+        self._work.set()
+
+    def fence(self, error: KvError) -> None:
+        """No client may write here from now on."""
+        self.replica.fence = error
 
     def committed(self, number: int) -> Committed:
         """The record of a commit, for a reader that sees just this commit (SAFETY 1)."""
@@ -91,9 +140,15 @@ class Loop:
                 await self._work.wait()
                 self._work.clear()
                 await self._turn()
-                if self._stopping and not self._waiting():
+                await self._say_what_is_durable()
+                if self._waiting():
+                    self._work.set()
+                elif self._stopping:
                     return
         finally:
+            self._stopping = True
+            if self._sync_timer is not None:
+                self._sync_timer.cancel()
             self._writer.shutdown(wait=True)
             self._abandon()
 
@@ -103,77 +158,103 @@ class Loop:
         self._work.set()
 
     async def _turn(self) -> None:
-        inputs, answers = self._take()
-        if not inputs:
+        turn = self._step()
+        if turn is None:
             return
-        with self._storage.snapshot() as view:
-            step = self.replica.step(inputs, self._now_ms(), view)
+        step = turn.step
         try:
             if step.changed:
                 await self._commit(step)
         except BaseException as error:
-            for answer in answers:
-                if answer is not None and not answer.done():
-                    answer.set_exception(error if isinstance(error, KvError) else Stopping(site="this replica"))
+            for _, asked in turn.asked:
+                if not asked.answer.done():
+                    asked.answer.set_exception(error if isinstance(error, KvError) else Stopping(site="this replica"))
             raise
-        self._answer(step, answers)
-        self._unsaid.append((step.batch.number if step.changed else step.batch.number - 1, step))
-        await self._say_what_is_durable()
-        if self._waiting():
-            self._work.set()
+        self._answer(turn)
+        number = step.batch.number if step.changed else step.batch.number - 1
+        happened = Happened(number, step.events, turn.stepped, _moment(), turn.inputs, step.updates)
+        self._unsaid.append(Unsaid(number, step, happened))
+
+    def _step(self) -> Turn | None:
+        inputs, asked = self._take()
+        if not inputs:
+            return None
+        stepped = _moment()
+        with self._storage.snapshot() as view:
+            step = self.replica.step(inputs, self._now_ms(), view)
+        return Turn(step, asked, len(inputs), stepped)
 
     async def _say_what_is_durable(self) -> None:
         """Relaxed durability relaxes the client's answer alone (SAFETY 2): peers hear of a commit when it is durable.
 
-        The next commit may make it so anyway; when none is in sight, or too much is unsaid, we sync ourselves.
+        The next commit may make it so anyway; when none is in sight, or too much is unsaid, we sync ourselves. In mode
+        periodic no commit ever does, and we sync when peers have waited long enough.
         """
         self._say()
-        if self._unsaid and (len(self._unsaid) > UNSAID_MAX or not self._waiting()):
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._storage.sync)
-            self._say()
+        if not self._unsaid:
+            return
+        wait_s = self._sync_wait_s()
+        if wait_s > 0:
+            if self._sync_timer is None:
+                self._sync_timer = asyncio.get_running_loop().call_later(wait_s, self._sync_is_due)
+            return
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._storage.sync)
+        self._say()
 
-    def _take(self) -> tuple[list[Input], list[asyncio.Future[Written] | None]]:
+    def _sync_is_due(self) -> None:
+        self._sync_timer = None
+        self._work.set()
+
+    def _sync_wait_s(self) -> float:
+        """How long the sync may wait that makes the oldest unsaid commit durable."""
+        if len(self._unsaid) > UNSAID_MAX or self._stopping:
+            return 0.0
+        if self.replica.cluster.durability is Durability.PERIODIC:
+            since_ns = time.monotonic_ns() - self._unsaid[0].happened.committed.mono_ns
+            return self._limits.periodic_sync_ms / 1e3 - since_ns / 1e9
+        return 1.0 if self._waiting() else 0.0
+
+    def _take(self) -> tuple[list[Input], list[tuple[int, Asked]]]:
         """What waits, up to a limit; peers first, so that a flood of clients never keeps them out."""
         inputs: list[Input] = []
-        answers: list[asyncio.Future[Written] | None] = []
+        if self._is_tick_due:
+            self._is_tick_due = False
+            inputs.append(Tick())
         for peer, queue in self._peers.items():
             while queue and len(inputs) < self._limits.commit_max:
                 inputs.append(queue.popleft())
-                answers.append(None)
             self._room[peer].set()
+        asked: list[tuple[int, Asked]] = []
         while self._clients and len(inputs) < self._limits.commit_max:
-            write, answer = self._clients.popleft()
-            if not answer.cancelled():  # nobody waits for it any more, and nothing was done
-                inputs.append(write)
-                answers.append(answer)
-        return inputs, answers
+            one = self._clients.popleft()
+            self.inbox -= len(one.writes)
+            if not one.answer.cancelled():  # nobody waits for it any more, and nothing was done
+                asked.append((len(inputs), one))
+                inputs.extend(one.writes)
+        return inputs, asked
 
     async def _commit(self, step: Step) -> None:
         save(self.replica, step.batch)
         self._register(self.replica.committed(step.batch.number))  # before anybody can read the commit
         await asyncio.get_running_loop().run_in_executor(self._writer, self._storage.commit, step.batch)
 
-    def _answer(self, step: Step, answers: list[asyncio.Future[Written] | None]) -> None:
-        for place, result in step.answers.items():
-            answer = answers[place]
-            if answer is None or answer.done():
-                continue
-            if isinstance(result, Written):
-                answer.set_result(result)
-            else:
-                answer.set_exception(result)
+    def _answer(self, turn: Turn) -> None:
+        answers = turn.step.answers
+        for first, asked in turn.asked:
+            if not asked.answer.done():
+                asked.answer.set_result([answers[place] for place in range(first, first + len(asked.writes))])
 
     def _say(self) -> None:
-        while self._unsaid and self._unsaid[0][0] <= self._storage.durable:
-            _, step = self._unsaid.popleft()
+        while self._unsaid and self._unsaid[0].number <= self._storage.durable:
+            number, step, happened = self._unsaid.popleft()
             for peer, envelopes in step.sends.items():
                 self._outlet.send(peer, envelopes)
             for peer, up_to in step.acks.items():
                 self._outlet.ack(peer, up_to)
             for peer, error in step.refused.items():
                 self._outlet.refuse(peer, error)
-            if step.events:
-                self._outlet.events(step.batch.number, step.events)
+            self.said = self._records[number]
+            self._outlet.happened(happened)
 
     def _waiting(self) -> bool:
         return bool(self._clients) or any(self._peers.values())
@@ -185,7 +266,12 @@ class Loop:
 
     def _abandon(self) -> None:
         """Whoever still waits hears that nothing was done."""
-        for _, answer in self._clients:
-            if not answer.done():
-                answer.set_exception(Stopping(site=self.replica.cluster.sites[self.replica.site].name))
+        for asked in self._clients:
+            if not asked.answer.done():
+                asked.answer.set_exception(Stopping(site=self.replica.cluster.sites[self.replica.site].name))
         self._clients.clear()
+        self.inbox = 0
+
+
+def _moment() -> Moment:
+    return Moment(time.time_ns(), time.monotonic_ns())

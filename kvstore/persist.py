@@ -27,8 +27,8 @@ def save(replica: Replica, batch: Batch) -> None:
         replica.site,
         replica.incarnation,
         replica.clock.latest,
-        replica.changes,
-        replica.changes_oldest,
+        replica.keys.changes,
+        replica.keys.changes_oldest,
     )
     record = b"".join(
         (
@@ -40,6 +40,10 @@ def save(replica: Replica, batch: Batch) -> None:
             pack_numbers([link.sent for link in links]),
             pack_numbers([link.applied for link in links]),
             pack_numbers([link.promise for link in links]),
+            pack_numbers([link.incarnation for link in links]),
+            pack_count(len(replica.unproven)),
+            pack_numbers(sorted(replica.unproven)),
+            pack_text(pack_numbers(replica.notes.witness) if replica.notes.witness is not None else b""),
             pack_text(dump(replica.ordering, with_held=False)),
         )
     )
@@ -65,7 +69,7 @@ def open_replica(cluster: Cluster, site: Site, view: Snapshot, path: str = "the 
 
 
 def _load(replica: Replica, reader: Reader, path: str) -> None:
-    version, site, replica.incarnation, latest, replica.changes, replica.changes_oldest = reader.numbers(6)
+    version, site, replica.incarnation, latest, replica.keys.changes, replica.keys.changes_oldest = reader.numbers(6)
     hashes = replica.cluster.hashes()
     there = [reader.text().decode() for _ in range(3)]
     here = [replica.cluster.cluster_id, hashes.protocol, hashes.placement]
@@ -76,12 +80,16 @@ def _load(replica: Replica, reader: Reader, path: str) -> None:
             raise ForeignData(path=path, why=f"its {what} is {theirs}, but this replica's is {ours}")
     replica.clock.latest = latest
     count = reader.count(len(replica.links))
-    columns = zip(reader.numbers(count), reader.numbers(count), reader.numbers(count), strict=True)
-    for peer, (sent, applied, promise) in zip(sorted(replica.links), columns, strict=True):
+    columns = zip(*(reader.numbers(count) for _ in range(4)), strict=True)
+    for peer, (sent, applied, promise, incarnation) in zip(sorted(replica.links), columns, strict=True):
         link = replica.links[peer]
+        link.incarnation = incarnation
         link.sent = link.acked = sent
         link.applied = link.received = applied
         link.promise = promise
+    replica.unproven = set(reader.numbers(reader.count(len(replica.links))))
+    witness = reader.text()
+    replica.notes.witness = Reader(witness).numbers(len(replica.cluster.sites)) if witness else None
     replica.ordering = load(reader.text())
     reader.finish()
 

@@ -12,6 +12,7 @@ What a delivery asks for is never refused. Limits are asked of client writes alo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -21,7 +22,20 @@ from causal.model import Mask, Site, sites_of
 from causal.multicast import Multicast
 from kvstore.clock import HybridClock, time_ms
 from kvstore.config import Cluster
-from kvstore.effects import ABSENT, Acked, Arrived, Committed, Envelope, Event, Heard, Input, Step, Tick, Write, Written
+from kvstore.effects import (
+    ABSENT,
+    Acked,
+    Arrived,
+    Committed,
+    Envelope,
+    Greeted,
+    Heard,
+    Input,
+    Step,
+    Tick,
+    Write,
+    Written,
+)
 from kvstore.errors import (
     ClockSkew,
     ClusterMismatch,
@@ -29,24 +43,30 @@ from kvstore.errors import (
     LinkGap,
     MalformedUpdate,
     OutboxFull,
+    Restored,
     VersionMismatch,
 )
-from kvstore.layout import expiry_key, index_key, outbox_key, tombstone_key
+from kvstore.keys import Keys
+from kvstore.layout import outbox_key
 from kvstore.link import Link
+from kvstore.notes import Notes
 from kvstore.placement import Placement, merges_of
 from kvstore.requests import Requests
 from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
-from kvstore.update import Record, Update, Version, escape, pack_record, pack_updates, unpack_record, unpack_updates
+from kvstore.update import Record, Update, Version, escape, pack_updates, unpack_updates
 
 NOT_YET = Dot(0, 0)  # of a record whose message is not stamped yet
+RECENT_MAX = 4096  # delivered messages remembered, to explain by them why others wait; beyond it: the oldest go
 
 
 class InTransit(NamedTuple):
     """An envelope that is taken and not yet delivered."""
 
     envelope: Envelope
+    message: Message
     updates: list[Update]
+    since_ms: int
 
 
 @dataclass(slots=True)
@@ -69,25 +89,29 @@ class Replica:
         self.clock = HybridClock()
         self.links = {peer.number: Link() for peer in cluster.sites if peer.number != site}
         self.requests = Requests(cluster.limits.requests_max)
-        self.changes = 0  # index of the newest change
-        self.changes_oldest = 1
         self.placement = Placement(cluster)
+        self.held: dict[Dot, InTransit] = {}  # between two steps; within one also what is being delivered
+        self.recent: deque[Message] = deque(maxlen=RECENT_MAX)  # delivered here, newest last
+        self.unproven: set[Site] = set()  # after a restore: peers who have not said yet that nothing is lost
+        self.fence: KvError | None = None  # why no client may write here, if none may
+        self.keys = Keys(cluster)
+        self.notes = Notes(site, len(cluster.sites))
         self._merges = merges_of(cluster)
-        self._in_transit: dict[Dot, InTransit] = {}
 
     # One step: these live from its beginning to its end
 
     _view: Snapshot
     _step: Step
     _now_ms: int
-    _overlay: dict[bytes, Record | None]  # what this step has made of a key; None: it is gone
     _open: OpenMessage | None
 
     def step(self, inputs: Sequence[Input], now_ms: int, view: Snapshot) -> Step:
         """Decide what these inputs make happen. `view` is the last commit; nothing is written."""
         self._view, self._now_ms = view, now_ms
         self._step = Step(Batch(view.number + 1))
-        self._overlay, self._open = {}, None
+        self._open = None
+        self.keys.begin(view, self._step)
+        self.notes.begin(self._step.events)
         for place, one in enumerate(inputs):
             match one:
                 case Write():
@@ -98,22 +122,24 @@ class Replica:
                     self._heard(one)
                 case Acked():
                     self._acked(one)
+                case Greeted():
+                    self._greeted(one)
                 case Tick():
                     self._tick()
         self._close()
         return self._finish()
 
-    def record(self, key: bytes) -> Record | None:
-        """What is under a key now, this step included."""
-        if key in self._overlay:
-            return self._overlay[key]
-        data = self._view.get("keys", key)
-        return None if data is None else unpack_record(data, key=key)
-
     def committed(self, number: int) -> Committed:
         """The state after the last step, as the record of the commit that makes it true."""
         delivered = tuple(self.ordering.delivered)
-        return Committed(number, self.ordering.context, delivered, self.clock.latest, self.changes)
+        return Committed(number, self.ordering.context, delivered, self.clock.latest, self.keys.changes)
+
+    def known_seq(self, site: Site) -> int:
+        """The newest message of a site that we have heard of, from anyone."""
+        known: list[int] = [self.ordering.delivered[site], self.ordering.context.highest(site)]
+        known += [transit.message.stamp.highest(site) for transit in self.held.values()]
+        known += [dot.seq for dot in self.held if dot.site == site]
+        return max(known)
 
     # Writes
 
@@ -134,7 +160,7 @@ class Replica:
             version = Version(self.clock.tick(self._now_ms), self.site)
             expires_ms = self._clock_ms() + one.ttl_ms if one.ttl_ms else 0
             run.updates.append(Update(one.key, one.value, version, expires_ms))
-            self._overlay[one.key] = Record(version, one.value, expires_ms, NOT_YET, 0, self._step.batch.number)
+            self.keys.expect(one.key, Record(version, one.value, expires_ms, NOT_YET, 0, self._step.batch.number))
             versions.append(version)
         written = Written(tuple(versions), self._step.batch.number)
         self._step.answers[place] = written
@@ -149,6 +175,11 @@ class Replica:
     def _refusal(self, write: Write, to: Mask) -> KvError | None:
         """Why a client's write cannot be taken now; nothing has changed yet."""
         limits = self.cluster.limits
+        if self.fence is not None:
+            return self.fence
+        if self.unproven:
+            peers = ", ".join(self.cluster.sites[peer].name for peer in sorted(self.unproven))
+            return Restored(site=self.cluster.sites[self.site].name, peers=peers)
         ahead = [link.wall_ahead_ms for link in self.links.values() if link.wall_ahead_ms is not None]
         if ahead and min(ahead) > limits.clock_skew_max_ms:
             name = self.cluster.sites[self.site].name
@@ -159,7 +190,7 @@ class Replica:
                 return OutboxFull(peer=name, size=self.links[peer].outbox_bytes, limit=limits.outbox_bytes_max)
         for one in write.operations:
             if one.expect is not None:
-                found = self.record(one.key)
+                found = self.keys.record(one.key)
                 version = found.version if found is not None and found.is_alive(self._clock_ms()) else ABSENT
                 if version != one.expect:
                     shown = [str(v) if v != ABSENT else "none" for v in (version, one.expect)]
@@ -189,28 +220,31 @@ class Replica:
                 if not outgoing.is_extra:
                     dot = outgoing.dot
                 self._post(outgoing, [] if outgoing.is_extra else run.updates)
-        held_here = 1 << self.site
-        mine = [update for update in run.updates if self.placement.sites_of(update.key) & held_here]
+        mine = []
         for index, update in enumerate(run.updates):
-            if self.placement.sites_of(update.key) & held_here:
-                self._keep(update, dot, index)
+            if self._is_held_here(update.key):
+                self.keys.keep(update, dot, index)
+                mine.append(update)
             else:
-                self._overlay.pop(update.key, None)
-        self._note_change(mine)
+                self.keys.forget(update.key)
+        self.keys.note_change(dot, mine)
+        self.notes.applied(dot, self.site, mine, 0, self.clock.latest)
+        self._step.updates += len(run.updates)
 
     def _post(self, outgoing: Outgoing, updates: list[Update]) -> None:
         """Number a message on each of its links and lay it into the outbox."""
         everything = pack_updates(updates) if self.placement.is_full else b""
+        witness = self.notes.witness_of(outgoing.dot)
         for peer, control in encode(self.ordering, outgoing).items():
             payload = everything if self.placement.is_full else pack_updates(self._for(peer, updates))
             link = self.links[peer]
-            envelope = Envelope(link.sent + 1, self.clock.latest, control, payload)
+            envelope = Envelope(link.sent + 1, self.clock.latest, control, payload, witness)
             packed = envelope.pack()
             link.post(len(packed))
             self._step.batch.puts.append(("outbox", outbox_key(peer, envelope.number), packed))
             self._step.sends.setdefault(peer, []).append(envelope)
-            sent = Event("sent", outgoing.dot, peer, envelope.number, None, outgoing.to, outgoing.is_extra)
-            self._step.events.append(sent._replace(control_bytes=len(control), payload_bytes=len(payload)))
+            units = self.ordering.units(outgoing.copy(peer))
+            self.notes.note("sent", outgoing, peer, envelope, units=units, updates=len(updates))
         self._step.changed = True
 
     def _for(self, peer: Site, updates: list[Update]) -> list[Update]:
@@ -239,75 +273,55 @@ class Replica:
             self._step.refused[peer] = ClusterMismatch(str(error), what="message", here="-", there=str(envelope.number))
             return
         link.received = envelope.number
-        self._in_transit[message.dot] = InTransit(envelope, updates)
-        self._step.events.append(Event("received", message.dot, peer, envelope.number))
+        if message.dot not in self.held:  # else a peer repeats itself under a new number
+            self.held[message.dot] = InTransit(envelope, message, updates, self._now_ms)
+        self.notes.note("received", message, peer, envelope, updates=len(updates))
         for effect in self.ordering.receive(message):
             match effect:
                 case Message():
-                    self._deliver(effect)
+                    self._deliver(effect, is_released=effect.dot != message.dot)
                 case Outgoing():
                     self._post(effect, [])
                 case Held(_, missing):
-                    self._step.events.append(Event("held", message.dot, peer, envelope.number, missing))
+                    self.notes.note("held", message, peer, envelope, missing=missing)
                 case Duplicate(repeated):
-                    self._in_transit.pop(repeated.dot, None)
-                    link.apply(envelope.number, envelope.time)
-                    self._step.events.append(Event("duplicate", message.dot, peer, envelope.number))
+                    self._drop(repeated, peer, envelope)
 
-    def _deliver(self, message: Message) -> None:
-        envelope, updates = self._in_transit.pop(message.dot)
+    def _drop(self, repeated: Message, peer: Site, envelope: Envelope) -> None:
+        """A message that came twice: an honest peer on an honest link never does that."""
+        if repeated.dot.seq <= self.ordering.delivered[repeated.dot.site]:
+            self.held.pop(repeated.dot, None)
+            self.links[peer].apply(envelope.number, envelope.time)
+        self.notes.note("duplicate", repeated, peer, envelope)
+
+    def _deliver(self, message: Message, *, is_released: bool) -> None:
+        envelope, _, updates, _ = self.held.pop(message.dot)
         peer = message.dot.site
+        if is_released:
+            self.notes.note("released", message, peer, envelope)
+        self.notes.note("delivered", message, peer, envelope, updates=len(updates))
+        self.recent.append(message)
+        self.notes.witness_delivery(message.dot, envelope.witness)
         self.clock.merge(envelope.time)
         won = []
         for index, update in enumerate(updates):
             incoming = Record(
                 update.version, update.value, update.expires_ms, message.dot, index, self._step.batch.number
             )
-            if self._merges.find(update.key)(self.record(update.key), incoming) is incoming:
-                self._keep(update, message.dot, index)
+            if self._merges.find(update.key)(self.keys.record(update.key), incoming) is incoming:
+                self.keys.keep(update, message.dot, index)
                 won.append(update)
-        self._note_change(won)
+        self.keys.note_change(message.dot, won)
+        self.notes.applied(message.dot, peer, won, envelope.number, envelope.time)
         self.links[peer].apply(envelope.number, envelope.time)
         self._step.acks[peer] = envelope.number
-        self._step.events.append(Event("delivered", message.dot, peer, envelope.number))
-        self._step.changed = True
-
-    def _keep(self, update: Update, dot: Dot, index: int) -> None:
-        """Put an update under its key."""
-        key, value, version, expires_ms = update
-        self.put(key, Record(version, value, expires_ms, dot, index, self._step.batch.number))
-
-    def put(self, key: bytes, record: Record) -> None:
-        """Replace what is under a key, with the marks by which it will be swept."""
-        self._overlay[key] = record
-        puts = self._step.batch.puts
-        puts.append(("keys", key, pack_record(record)))
-        if record.value is None:
-            puts.append(("tombstones", tombstone_key(record.version, key), b""))
-        elif record.expires_ms:
-            puts.append(("tombstones", expiry_key(record.expires_ms, key), b""))
-        self._step.changed = True
-
-    def remove(self, key: bytes) -> None:
-        """Nothing is left of a key, not even that it was deleted."""
-        self._overlay[key] = None
-        self._step.batch.deletes.append(("keys", key))
-        self._step.changed = True
-
-    def _note_change(self, updates: list[Update]) -> None:
-        """One change for each message, so that a watcher sees a batch whole."""
-        if not updates:
-            return
-        self.changes += 1
-        batch = self._step.batch
-        batch.puts.append(("changes", index_key(self.changes), pack_updates(updates)))
-        oldest = self.changes - self.cluster.limits.changes_max + 1
-        if oldest > self.changes_oldest:
-            batch.drops.append(("changes", index_key(self.changes_oldest), index_key(oldest)))
-            self.changes_oldest = oldest
+        self._step.updates += len(updates)
         self._step.changed = True
 
     # The rest
+
+    def _is_held_here(self, key: bytes) -> bool:
+        return self.placement.is_full or bool(self.placement.sites_of(key) >> self.site & 1)
 
     def _heard(self, heard: Heard) -> None:
         link = self.links[heard.peer]
@@ -318,9 +332,18 @@ class Replica:
         """Forget what the peer has. Not worth a commit of its own: it goes along with the next one."""
         self.links[acked.peer].ack(acked.up_to)
 
+    def _greeted(self, greeted: Greeted) -> None:
+        link = self.links[greeted.peer]
+        if link.incarnation != greeted.incarnation:
+            link.incarnation = greeted.incarnation
+            self._step.changed = True
+        if greeted.is_accepted_by_peer and greeted.peer in self.unproven:
+            self.unproven.remove(greeted.peer)
+            self._step.changed = True
+
     def _tick(self) -> None:
         self._close()
-        sweep(self, self._view, self._step.batch, self._clock_ms())
+        sweep(self.keys, self.links.values(), self._view, self._step.batch, self._clock_ms())
         trims = any(link.trimmed < link.acked for link in self.links.values())
         self._step.changed |= trims or bool(self._step.batch.deletes)
 

@@ -13,38 +13,26 @@ The marks in the table `tombstones` are only hints: a key that was written again
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterable
 
-from causal.model import Site
 from kvstore.clock import TIME_MAX
+from kvstore.keys import Keys
 from kvstore.layout import EXPIRY, TOMBSTONE, expiry_of, index_key, tombstone_of
 from kvstore.link import Link
 from kvstore.storage.contract import Batch, Snapshot
-from kvstore.update import SITE_MAX, Record, Version
+from kvstore.update import SITE_MAX, Version
 
 SWEEP_MAX = 1000  # marks of each kind looked at in one sweep; the rest waits for the next
 
 
-class Keys(Protocol):
-    """What a sweep needs of a replica: the keys as they are in this step, and its peers' promises."""
-
-    links: dict[Site, Link]
-
-    def record(self, key: bytes) -> Record | None: ...
-
-    def put(self, key: bytes, record: Record) -> None: ...
-
-    def remove(self, key: bytes) -> None: ...
-
-
-def sweep(keys: Keys, view: Snapshot, batch: Batch, now_ms: int) -> None:
+def sweep(keys: Keys, links: Iterable[Link], view: Snapshot, batch: Batch, now_ms: int) -> None:
     _expire(keys, view, batch, now_ms)
-    _collect(keys, view, batch)
+    _collect(keys, least_promise(links), view, batch)
 
 
-def least_promise(keys: Keys) -> int:
+def least_promise(links: Iterable[Link]) -> int:
     """No peer will send anything older than this. Alone there is nobody to wait for."""
-    return min((link.promise for link in keys.links.values()), default=TIME_MAX)
+    return min((link.promise for link in links), default=TIME_MAX)
 
 
 def _expire(keys: Keys, view: Snapshot, batch: Batch, now_ms: int) -> None:
@@ -56,8 +44,8 @@ def _expire(keys: Keys, view: Snapshot, batch: Batch, now_ms: int) -> None:
         batch.deletes.append(("tombstones", mark))
 
 
-def _collect(keys: Keys, view: Snapshot, batch: Batch) -> None:
-    passed = TOMBSTONE + Version(least_promise(keys), SITE_MAX).pack()
+def _collect(keys: Keys, promise: int, view: Snapshot, batch: Batch) -> None:
+    passed = TOMBSTONE + Version(promise, SITE_MAX).pack()
     for mark, _ in view.scan("tombstones", TOMBSTONE, passed, limit=SWEEP_MAX):
         version, key = tombstone_of(mark)
         record = keys.record(key)

@@ -168,6 +168,20 @@ def _check_lengths(keys: Sequence[int], values: Sequence[int], left: int) -> Non
         raise Malformed(f"keys and values of {wanted} bytes in {left}")
 
 
+_CHANGE = Struct(">HQ")  # dot
+
+
+def pack_change(dot: Dot, updates: Sequence[Update]) -> bytes:
+    """What one message changed here, for whoever watches."""
+    return _CHANGE.pack(*dot) + pack_updates(updates)
+
+
+def unpack_change(data: bytes) -> tuple[Dot, list[Update]]:
+    if len(data) <= _CHANGE.size:
+        raise MalformedUpdate(why=f"a change of {len(data)} bytes")
+    return Dot(*_CHANGE.unpack_from(data)), unpack_updates(data[_CHANGE.size :])
+
+
 def pack_record(record: Record) -> bytes:
     (time, site), value, expires_ms, (sender, seq), index, commit = record
     if value is None:

@@ -46,10 +46,14 @@ STORE_PURE = {
     "clock.py",
     "effects.py",
     "errors.py",
+    "explain.py",
+    "hello.py",
+    "keys.py",
     "layout.py",
     "limits.py",
     "link.py",
     "merge.py",
+    "notes.py",
     "persist.py",
     "placement.py",
     "replica.py",
@@ -57,7 +61,7 @@ STORE_PURE = {
     "sweep.py",
     "update.py",
 }
-GRPC_SPEAKERS = {"aio.py", "client.py"}  # and everything under kvstore/rpc
+GRPC_SPEAKERS = {"aio.py", "calls.py", "client.py"}  # and everything under kvstore/rpc
 GENERATED = {"kvstore.v1", "kvstore.peer"}
 NEVER_IN_A_SERVER = {"locust", "pyspark"}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.effects import Arrived, Envelope, Event, Operation, Write, Written
+from kvstore.effects import Arrived, Envelope, Happened, Operation, Write, Written
 from kvstore.errors import InboxFull, KvError, LinkGap, Stopping, StorageFailed
 from kvstore.limits import Limits
-from kvstore.loop import Loop, Outlet
+from kvstore.loop import Loop, Outlet, Results
 from kvstore.persist import open_replica
 from kvstore.storage.contract import Batch
 from kvstore.storage.memory import MemoryStorage
@@ -77,10 +77,13 @@ class Replica:
         def refuse(peer: int, error: KvError) -> None:
             self.said.append(("refuse", peer, error))
 
-        def events(commit: int, events: list[Event]) -> None:
-            self.said.append(("events", commit))
+        def happened(happened: Happened) -> None:
+            self.said.append(("happened", happened.commit))
 
-        return Outlet(send, ack, refuse, events)
+        return Outlet(send, ack, refuse, happened)
+
+    def write(self, write: Write) -> asyncio.Future[Results]:
+        return self.loop.ask((write,))
 
 
 def put(key: bytes, value: bytes = b"v", request_id: bytes = b"") -> Write:
@@ -114,11 +117,11 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_nothing_is_said_before_the_commit_and_everything_after() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        answer = replica.loop.write(put(b"k"))
+        answer = replica.write(put(b"k"))
         await asyncio.sleep(0.05)
         assert not answer.done() and replica.said == []
         replica.storage.go.set()
-        written = await answer
+        (written,) = await answer
         assert isinstance(written, Written) and written.commit == 1
         assert [said for said in replica.said if said[0] == "send"] == [("send", 1, [1]), ("send", 2, [1])]
         with replica.storage.snapshot() as view:
@@ -131,9 +134,9 @@ def test_nothing_is_said_before_the_commit_and_everything_after() -> None:
 def test_writes_that_come_during_a_commit_share_the_next_one_and_one_stamp() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        first = replica.loop.write(put(b"first"))
+        first = replica.write(put(b"first"))
         await asyncio.sleep(0.05)
-        rest = [replica.loop.write(put(b"k%d" % number)) for number in range(100)]
+        rest = [replica.write(put(b"k%d" % number)) for number in range(100)]
         replica.storage.go.set()
         await asyncio.gather(first, *rest)
         assert replica.storage.sizes == [1, 100]
@@ -145,11 +148,11 @@ def test_writes_that_come_during_a_commit_share_the_next_one_and_one_stamp() -> 
 def test_a_full_inbox_refuses_at_once_and_definitely() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        answers = [replica.loop.write(put(b"first"))]
+        answers = [replica.write(put(b"first"))]
         await asyncio.sleep(0.05)
-        answers += [replica.loop.write(put(b"k%d" % number)) for number in range(3)]
+        answers += [replica.write(put(b"k%d" % number)) for number in range(3)]
         with pytest.raises(InboxFull) as refused:
-            replica.loop.write(put(b"one too many"))
+            replica.write(put(b"one too many"))
         assert refused.value.definite
         replica.storage.go.set()
         await asyncio.gather(*answers)
@@ -160,11 +163,11 @@ def test_a_full_inbox_refuses_at_once_and_definitely() -> None:
 def test_a_peer_is_not_refused_but_waits_while_its_queue_is_full() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        answer = replica.loop.write(put(b"k"))
+        answer = replica.write(put(b"k"))
         await asyncio.sleep(0.05)
         envelope = Envelope(7, 0, b"", b"")  # out of order: refused by the step, but taken by the door
-        await replica.loop.offer(1, Arrived(1, envelope))
-        second = asyncio.create_task(replica.loop.offer(1, Arrived(1, envelope)))
+        await replica.loop.offer(1, [Arrived(1, envelope)])
+        second = asyncio.create_task(replica.loop.offer(1, [Arrived(1, envelope)]))
         await asyncio.sleep(0.05)
         assert not second.done()
         replica.storage.go.set()
@@ -181,7 +184,7 @@ def test_a_failed_commit_ends_the_loop_and_tells_the_client_that_nobody_knows() 
 
     async def story() -> None:
         running = asyncio.create_task(replica.loop.run())
-        answer = replica.loop.write(put(b"k"))
+        answer = replica.write(put(b"k"))
         with pytest.raises(StorageFailed) as failed:
             await answer
         assert not failed.value.definite
@@ -195,7 +198,7 @@ def test_a_failed_commit_ends_the_loop_and_tells_the_client_that_nobody_knows() 
 def test_the_record_of_a_commit_is_there_before_anybody_can_read_the_commit() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        answer = replica.loop.write(put(b"k"))
+        answer = replica.write(put(b"k"))
         await asyncio.sleep(0.05)
         assert replica.loop.committed(1).changes == 1
         assert replica.loop.committed(0).changes == 0
@@ -209,11 +212,11 @@ def test_the_record_of_a_commit_is_there_before_anybody_can_read_the_commit() ->
 
 def test_stopping_finishes_what_waits_and_refuses_what_comes_after() -> None:
     async def story(replica: Replica) -> None:
-        answers = [replica.loop.write(put(b"k%d" % number)) for number in range(10)]
+        answers = [replica.write(put(b"k%d" % number)) for number in range(10)]
         replica.loop.stop()
         with pytest.raises(Stopping):
-            replica.loop.write(put(b"late"))
-        assert all(isinstance(answer, Written) for answer in await asyncio.gather(*answers))
+            replica.write(put(b"late"))
+        assert all(isinstance(answer, Written) for (answer,) in await asyncio.gather(*answers))
 
     drive(Replica(), story)
 
@@ -221,9 +224,9 @@ def test_stopping_finishes_what_waits_and_refuses_what_comes_after() -> None:
 def test_a_write_that_nobody_waits_for_any_more_is_not_done() -> None:
     async def story(replica: Replica) -> None:
         replica.storage.go.clear()
-        first, second = replica.loop.write(put(b"first")), None
+        first, second = replica.write(put(b"first")), None
         await asyncio.sleep(0.05)
-        second = replica.loop.write(put(b"second"))
+        second = replica.write(put(b"second"))
         second.cancel()
         replica.storage.go.set()
         await first
@@ -241,7 +244,8 @@ def test_peers_hear_of_a_commit_only_when_it_is_durable_and_clients_at_once() ->
 
     async def story() -> None:
         running = asyncio.create_task(replica.loop.run())
-        assert isinstance(await replica.loop.write(put(b"k")), Written)
+        (written,) = await replica.write(put(b"k"))
+        assert isinstance(written, Written)
         with pytest.raises(StorageFailed):
             await running
 
@@ -251,7 +255,7 @@ def test_peers_hear_of_a_commit_only_when_it_is_durable_and_clients_at_once() ->
 
 def test_an_idle_replica_syncs_by_itself_and_then_speaks() -> None:
     async def story(replica: Replica) -> None:
-        await replica.loop.write(put(b"k"))
+        await replica.write(put(b"k"))
         await until(lambda: ("send", 1, [1]) in replica.said)
 
     drive(Replica(RelaxedStorage()), story)

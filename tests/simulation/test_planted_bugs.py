@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from kvstore.effects import Arrived
 from kvstore.link import Link
 from kvstore.replica import Replica
 from kvstore.requests import Requests
-from kvstore.sweep import Keys
 from tests.simulation.cluster import SimulatedCluster, make_cluster
 from tests.simulation.test_cluster import complaints
 
@@ -72,7 +71,7 @@ def _connect_without_outbox(self: SimulatedCluster, sender: Site, receiver: Site
 
 
 def drops_tombstones_at_once(patch: pytest.MonkeyPatch) -> None:
-    def never_waits(keys: Keys) -> int:
+    def never_waits(links: Iterable[Link]) -> int:
         return (1 << 64) - 1
 
     patch.setattr("kvstore.sweep.least_promise", never_waits)

@@ -1,0 +1,80 @@
+"""What happened to messages in a step, for traces and metrics; and the witness that travels with traced messages.
+
+The witness is a plain vector clock: the newest message of each site in the causal past. It travels only where tracing
+is on, beside the control information and not counted with it. A judge compares what the protocols did with what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from causal.blocks import Reader, pack_numbers
+from causal.model import Dot, Message, Missing, Site
+from causal.multicast import Outgoing
+from kvstore.effects import Envelope, Event
+from kvstore.update import Update
+
+
+class Notes:
+    def __init__(self, site: Site, sites: int) -> None:
+        self._site = site
+        self._sites = sites
+        self.witness: list[int] | None = None  # while tracing is on
+        self._events: list[Event] = []
+
+    def begin(self, events: list[Event]) -> None:
+        self._events = events
+
+    def start_witness(self, *, delivered: Sequence[int], clock: int) -> None:
+        """Tracing is on from now on. What was not witnessed so far is taken from the deliveries."""
+        if self.witness is None:
+            self.witness = list(delivered)
+            self.witness[self._site] = clock
+
+    def note(
+        self,
+        kind: str,
+        message: Message | Outgoing,
+        peer: Site,
+        envelope: Envelope,
+        *,
+        missing: Missing | None = None,
+        units: int = 0,
+        updates: int = 0,
+    ) -> None:
+        self._events.append(
+            Event(
+                kind,
+                message.dot,
+                peer,
+                envelope.number,
+                missing,
+                message.to,
+                message.is_extra,
+                control_bytes=len(envelope.control),
+                units=units,
+                payload_bytes=len(envelope.payload),
+                updates=updates,
+                time=envelope.time,
+                witness=envelope.witness,
+            )
+        )
+
+    def applied(self, dot: Dot, peer: Site, updates: Sequence[Update], number: int, time: int) -> None:
+        """These updates of a message changed keys. Which keys, only a trace may want to know."""
+        keys = () if self.witness is None else tuple(update.key for update in updates)
+        self._events.append(Event("applied", dot, peer, number, updates=len(updates), keys=keys, time=time))
+
+    def witness_of(self, dot: Dot) -> bytes:
+        """Of a message that is sent now."""
+        if self.witness is None:
+            return b""
+        self.witness[self._site] = dot.seq
+        return pack_numbers(self.witness)
+
+    def witness_delivery(self, dot: Dot, carried: bytes) -> None:
+        if self.witness is None:
+            return
+        if carried:
+            self.witness[:] = map(max, self.witness, Reader(carried).numbers(self._sites))
+        self.witness[dot.site] = max(self.witness[dot.site], dot.seq)
