@@ -150,6 +150,11 @@ class NoSessions(KvError):
     sentence = "{protocol} keeps no causal past, so it cannot give a session its guarantees"
 
 
+class AddressTaken(KvError):
+    reason = "ADDRESS_TAKEN"
+    sentence = "{address} cannot be used for {what}: {why}"
+
+
 class Stopping(KvError):
     reason = "STOPPING"
     sentence = "{site} is stopping and takes no more requests"
@@ -260,6 +265,7 @@ ERRORS: Mapping[type[KvError], str] = {
     NotHeldHere: "FAILED_PRECONDITION",
     UnknownSite: "NOT_FOUND",
     NoSessions: "FAILED_PRECONDITION",
+    AddressTaken: "UNAVAILABLE",
     Stopping: "UNAVAILABLE",
     ClusterMismatch: "FAILED_PRECONDITION",
     Amnesia: "FAILED_PRECONDITION",
