@@ -21,7 +21,7 @@ FORMAT = 1  # of the record in meta; any other is refused
 def save(replica: Replica, batch: Batch) -> None:
     """Everything a restart needs, into the batch that changed it."""
     links = [replica.links[peer] for peer in sorted(replica.links)]
-    hashes = replica.cluster.hashes()
+    hashes = replica.hashes
     numbers = (
         FORMAT,
         replica.site,
@@ -70,7 +70,7 @@ def open_replica(cluster: Cluster, site: Site, view: Snapshot, path: str = "the 
 
 def _load(replica: Replica, reader: Reader, path: str) -> None:
     version, site, replica.incarnation, latest, replica.keys.changes, replica.keys.changes_oldest = reader.numbers(6)
-    hashes = replica.cluster.hashes()
+    hashes = replica.hashes
     there = [reader.text().decode() for _ in range(3)]
     here = [replica.cluster.cluster_id, hashes.protocol, hashes.placement]
     compared: list[tuple[str, object, object]] = [("format", FORMAT, version), ("site number", replica.site, site)]

@@ -89,6 +89,7 @@ class Replica:
         self.clock = HybridClock()
         self.links = {peer.number: Link() for peer in cluster.sites if peer.number != site}
         self.requests = Requests(cluster.limits.requests_max)
+        self.hashes = cluster.hashes()
         self.placement = Placement(cluster)
         self.held: dict[Dot, InTransit] = {}  # between two steps; within one also what is being delivered
         self.recent: deque[Message] = deque(maxlen=RECENT_MAX)  # delivered here, newest last

@@ -6,6 +6,7 @@ retry that comes later than that acts again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from struct import Struct
 
 from kvstore.effects import Written
@@ -21,7 +22,7 @@ _VERSION_BYTES = 10
 class Requests:
     def __init__(self, most: int) -> None:
         self._most = most
-        self._done: dict[bytes, tuple[int, Written]] = {}  # id -> number, answer; the oldest first
+        self._done: OrderedDict[bytes, tuple[int, Written]] = OrderedDict()  # id -> number, answer; the oldest first
         self._newest = 0
 
     def answer(self, request_id: bytes) -> Written | None:
@@ -37,8 +38,7 @@ class Requests:
         batch.puts.append(("requests", BY_ID + request_id, _pack(written)))
         batch.puts.append(("requests", BY_AGE + index_key(self._newest), request_id))
         if len(self._done) > self._most:
-            oldest = next(iter(self._done))
-            number, _ = self._done.pop(oldest)
+            oldest, (number, _) = self._done.popitem(last=False)
             batch.deletes += [("requests", BY_ID + oldest), ("requests", BY_AGE + index_key(number))]
 
     def load(self, view: Snapshot) -> None:

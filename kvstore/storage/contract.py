@@ -97,6 +97,10 @@ class Snapshot(ABC):
         """Keys and values of [start, stop) in order of the keys, or against it; without `stop`, to the end."""
 
     @abstractmethod
+    def count(self, table: str) -> int:
+        """How many records the table has, at once, however many there are."""
+
+    @abstractmethod
     def close(self) -> None:
         """Free it. Closing twice does no harm."""
 

@@ -14,7 +14,8 @@ so that commit N makes N - 1 durable. After a failed fdatasync the next commit *
 does not sync, a new file's directory is not synced, and `env.sync()` without force does nothing in mode `periodic`.
 
 *Periodic* lets roots reach the disk before their pages. A kill does no harm, the system writes the rest. But of the
-power losses that were rebuilt from recorded writes, most left a broken file, not merely an older state.
+power losses that were rebuilt from recorded writes, most left a broken file, not merely an older state. So each sync
+makes a checkpoint (checkpoint.py), and a power loss takes the store back to the last one.
 
 *Formats.* py-lmdb carries two engines whose files are foreign to each other, and an environment variable may choose;
 so the engine is named. A file of the other one is refused as no LMDB file.
@@ -27,21 +28,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from contextlib import suppress
-from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 
 import lmdb
 
 from kvstore.errors import BadRequest, CorruptRecord, ForeignData, KvError, StorageFailed
-from kvstore.storage.contract import BAD_SHOWN_MAX, TABLES, Bad, Batch, Compacted, Snapshot, Storage, VerifyReport
+from kvstore.storage.checkpoint import Checkpoint
+from kvstore.storage.contract import TABLES, Batch, Compacted, Snapshot, Storage, VerifyReport
+from kvstore.storage.folder import DATA, lock_folder, sync_path, unusable
 from kvstore.storage.snapshot import HOUSE, NUMBER, Gate, LmdbSnapshot, seal, unseal
 
 FORMAT = 1  # of the data file; a newer one is refused
 MAGIC = b"causal-kvstore data "
 MODES = {"sync": (True, True), "metasync-off": (True, False), "periodic": (False, True)}  # sync, metasync
 SNAPSHOTS_MAX = 1024  # read transactions at once; beyond it: StorageFailed for the one too many
-DATA, LOCK = "data.mdb", "replica.lock"  # in a data directory, beside LMDB's own lock.mdb
 ENGINE = 0  # LMDB 0.9; its files are not those of 1.0
 
 Rows = dict[str, list[tuple[bytes, bytes]]]  # by table: keys and sealed values
@@ -69,11 +71,16 @@ class LmdbStorage(Storage):
         self._map_bytes = min(map_bytes, map_bytes_max)
         self._map_bytes_max = map_bytes_max
         self._snapshot_wait_s = snapshot_wait_s  # for open snapshots when the map is full; beyond it: they end
+        self._checkpoint = Checkpoint(path)
+        self._writing = threading.Lock()  # a commit, or a sync: backups on other threads need one, too
         self._failure = ""  # why everything is refused, if it is
         self._is_closed = False
-        self._lock = _lock_folder(path, create=create)
+        self._lock = lock_folder(path, create=create)
         try:
             self._open()
+        except OSError as error:
+            os.close(self._lock)
+            raise unusable(path, error.strerror or str(error)) from error
         except BaseException:
             os.close(self._lock)
             raise
@@ -81,31 +88,35 @@ class LmdbStorage(Storage):
     # Opening
 
     def _open(self) -> None:
-        self.env = self._open_env()
+        self._checkpoint.put_back()
+        if not (self.path / DATA).exists():
+            self._create()
+        self.env = self._open_env(self.path, is_synced=self._sync)
         try:
             self._check_length()
-            self.tables = self._open_tables() if self.env.stat()["entries"] else self._create_tables()
+            self.tables = self._open_tables()
             with self.env.begin(self.tables[HOUSE]) as txn:
                 self._number = int.from_bytes(unseal(HOUSE, NUMBER, txn.get(NUMBER, b"")))
-            self.env.sync(True)  # a killed process may have left commits that the disk has not seen yet
-            self._durable = self._number
+            self._make_durable()  # a killed process may have left commits that the disk has not seen yet
+            if self._sync:
+                self._checkpoint.discard()
         except lmdb.Error as error:
             self.env.close()
-            raise _unusable(self.path, str(error)) from error
+            raise unusable(self.path, str(error)) from error
         except BaseException:
             self.env.close()
             raise
 
-    def _open_env(self) -> lmdb.Environment:
+    def _open_env(self, path: Path, *, is_synced: bool) -> lmdb.Environment:
         try:
             return lmdb.open(
-                str(self.path),
+                str(path),
                 lib_version=ENGINE,
                 map_size=self._map_bytes,
-                sync=self._sync,
+                sync=is_synced,
                 metasync=self._metasync,
                 max_dbs=len(TABLES) + 1,
-                max_readers=SNAPSHOTS_MAX,
+                max_readers=SNAPSHOTS_MAX + 2,  # of the checkpoint, the old one and the new
                 max_spare_txns=1,
                 create=False,
                 mode=0o700,
@@ -113,7 +124,7 @@ class LmdbStorage(Storage):
         except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
             raise ForeignData(path=str(self.path), why=f"{DATA} is no LMDB file of the kind we write") from error
         except lmdb.Error as error:
-            raise _unusable(self.path, str(error)) from error
+            raise unusable(self.path, str(error)) from error
 
     def _check_length(self) -> None:
         length, needed = (self.path / DATA).stat().st_size, self.size_bytes()
@@ -121,13 +132,22 @@ class LmdbStorage(Storage):
             why = f"it has {length} bytes of {needed}"
             raise CorruptRecord(f"{self.path / DATA} was cut short: {why}", path=str(self.path), why=why)
 
-    def _create_tables(self) -> dict[str, lmdb._Database]:
-        with self.env.begin(write=True) as txn:
-            tables = {name: self.env.open_db(name.encode(), txn) for name in (HOUSE, *TABLES)}
+    def _create(self) -> None:
+        """A new file, whole or not there: half of one would be refused for ever."""
+        new = self.path / "creating"
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(mode=0o700)
+        with self._open_env(new, is_synced=True) as env, env.begin(write=True) as txn:
+            tables = {name: env.open_db(name.encode(), txn) for name in (HOUSE, *TABLES)}
             for key, value in ((b"format", MAGIC + FORMAT.to_bytes(2)), (NUMBER, bytes(8))):
                 txn.put(key, seal(HOUSE, key, value), db=tables[HOUSE])
-        _sync_path(self.path)
-        return tables
+        self._move_in(new)
+
+    def _move_in(self, new: Path) -> None:
+        sync_path(new / DATA)
+        (new / DATA).rename(self.path / DATA)
+        sync_path(self.path)
+        shutil.rmtree(new)
 
     def _open_tables(self) -> dict[str, lmdb._Database]:
         found = None
@@ -156,11 +176,12 @@ class LmdbStorage(Storage):
         self._check_usable()
         assert batch.number == self._number + 1, f"commit {batch.number} after {self._number}"
         rows = _sealed_rows(batch)
-        while not self._has_written(batch, rows):
-            self._grow()
-        if self._sync:
-            self._durable = batch.number if self._metasync else self._number
-        self._number = batch.number
+        with self._writing:
+            while not self._has_written(batch, rows):
+                self._grow()
+            if self._sync:
+                self._durable = batch.number if self._metasync else self._number
+            self._number = batch.number
 
     def _has_written(self, batch: Batch, rows: Rows) -> bool:
         """False when the map was full; then nothing of it is there."""
@@ -194,18 +215,28 @@ class LmdbStorage(Storage):
             raise self._failed(f"the map is full, and its {size} bytes are all that is allowed")
         try:
             with self.gate.shut(self._snapshot_wait_s):
+                self._checkpoint.release()
                 self.env.set_mapsize(min(2 * size, self._map_bytes_max))
-        except lmdb.Error as error:
+            if not self._sync:
+                self._make_durable()  # the checkpoint has lost its reader
+        except (lmdb.Error, OSError) as error:
             raise self._failed(f"the map of {size} bytes is full and cannot grow: {error}") from error
 
     def sync(self) -> None:
-        self._check_usable()
-        if self._durable < self._number:
-            try:
-                self.env.sync(True)
-            except (lmdb.Error, OSError) as error:
-                raise self._failed(f"sync after commit {self._number}: {error}") from error
-            self._durable = self._number
+        with self._writing:
+            self._check_usable()
+            if self._durable < self._number:
+                try:
+                    self._make_durable()
+                except (lmdb.Error, OSError) as error:
+                    raise self._failed(f"sync after commit {self._number}: {error}") from error
+
+    def _make_durable(self) -> None:
+        if self._sync:
+            self.env.sync(True)
+        else:
+            self._checkpoint.save(self.env)
+        self._durable = self._number
 
     # Reading
 
@@ -215,20 +246,8 @@ class LmdbStorage(Storage):
 
     def verify(self) -> VerifyReport:
         self._check_usable()
-        good = dict.fromkeys(TABLES, 0)
-        bad: list[Bad] = []
-        bad_count = 0
         with LmdbSnapshot(self, stays=True) as snapshot:
-            for table in (HOUSE, *TABLES):
-                for fault in snapshot.check(table):
-                    if fault is None:
-                        good[table] = good.get(table, 0) + 1
-                    else:
-                        bad_count += 1
-                        bad += [fault] if bad_count <= BAD_SHOWN_MAX else []
-            number = self._number if any(fault.table == HOUSE for fault in bad) else snapshot.number
-        good.pop(HOUSE, None)
-        return VerifyReport(number, good, tuple(bad), bad_count)
+            return snapshot.verify(self._number)
 
     def size_bytes(self) -> int:
         return (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
@@ -243,27 +262,31 @@ class LmdbStorage(Storage):
         epoch = self.gate.enter(stays=True)
         try:
             self._copy(unfinished)
+        finally:
+            self.gate.leave(epoch, stays=True)
+        try:
+            self.sync()  # a copy must not know more than this store will after a power loss (SAFETY 2)
             unfinished.rename(target)  # under its name there is a whole backup or none
-            _sync_path(target.parent)
+            sync_path(target.parent)
         except OSError as error:
             raise StorageFailed(path=str(target), why=f"no copy could be made: {error}") from error
         finally:
-            self.gate.leave(epoch, stays=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def compact(self) -> Compacted:
         self._check_usable()
         before = self.size_bytes()
         copy = self.path / "compacting"
         shutil.rmtree(copy, ignore_errors=True)
-        with self.gate.shut(self._snapshot_wait_s):
+        with self._writing, self.gate.shut(self._snapshot_wait_s):
             self._copy(copy)
-            self.env.close()
             try:
-                (copy / DATA).rename(self.path / DATA)
-                _sync_path(self.path)
-                copy.rmdir()
+                self._make_durable()
+                self._checkpoint.discard()  # from here on the old file stands for itself, and so will the new one
+                self.env.close()
+                self._move_in(copy)
                 self._open()
-            except (OSError, KvError) as error:
+            except (OSError, lmdb.Error, KvError) as error:
                 raise self._failed(f"compaction: {error}") from error
         return Compacted(before, self.size_bytes())
 
@@ -273,8 +296,8 @@ class LmdbStorage(Storage):
             target.mkdir(mode=0o700)
             try:
                 self.env.copy(str(target), compact=True)
-                _sync_path(target / DATA)
-                _sync_path(target)
+                sync_path(target / DATA)
+                sync_path(target)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
@@ -292,7 +315,8 @@ class LmdbStorage(Storage):
                 self.sync()
         finally:
             self._failure = self._failure or "it is closed"
-            with self.gate.shut(0):
+            with self._writing, self.gate.shut(0):
+                self._checkpoint.release()
                 self.env.close()
             os.close(self._lock)
 
@@ -312,35 +336,3 @@ def _sealed_rows(batch: Batch) -> Rows:
             rows[table] = []
         rows[table].append((key, seal(table, key, value)))
     return rows
-
-
-def _lock_folder(path: Path, *, create: bool) -> int:
-    try:
-        if create and not path.exists():
-            path.mkdir(mode=0o700)
-            _sync_path(path.parent)
-        file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from error
-    try:
-        flock(file, LOCK_EX | LOCK_NB)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
-    except OSError as error:
-        holder = os.pread(file, 20, 0).decode(errors="replace")
-        os.close(file)
-        why = f"process {holder} has it open" if isinstance(error, BlockingIOError) else str(error)
-        raise _unusable(path, why) from error
-    return file
-
-
-def _unusable(path: Path, why: str) -> StorageFailed:
-    return StorageFailed(f"the data directory {path} cannot be used: {why}", path=str(path), why=why)
-
-
-def _sync_path(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

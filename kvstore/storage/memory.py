@@ -94,6 +94,9 @@ class MemorySnapshot(Snapshot):
             key = held.keys[place]
             yield key, held.values[key]
 
+    def count(self, table: str) -> int:
+        return len(self._held()[table].keys)
+
     def _held(self) -> dict[str, Table]:
         if self._tables is None or self._storage.is_closed:
             raise SnapshotEnded("the snapshot is closed")

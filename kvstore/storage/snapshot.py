@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from zlib import crc32
 import lmdb
 
 from kvstore.errors import CorruptRecord, StorageFailed
-from kvstore.storage.contract import TABLES, Bad, Snapshot, SnapshotEnded
+from kvstore.storage.contract import BAD_SHOWN_MAX, TABLES, Bad, Snapshot, SnapshotEnded, VerifyReport
 from kvstore.update import escape
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class LmdbSnapshot(Snapshot):
         self._stays = stays
         self._is_open = True
         self._epoch = self._gate.enter(stays=stays)
+        self._env = storage.env
         try:
             self._txn = storage.env.begin()
         except lmdb.Error as error:
@@ -181,16 +182,47 @@ class LmdbSnapshot(Snapshot):
         except lmdb.Error as error:
             raise self._translated(table, error) from error
 
+    def count(self, table: str) -> int:
+        try:
+            return self._txn.stat(self._tables[table])["entries"]
+        except lmdb.Error as error:
+            raise self._translated(table, error) from error
+
+    def verify(self, newest: int) -> VerifyReport:
+        """Of all there is; `newest` is the number to report when the one inside cannot be read."""
+        number = newest
+        with suppress(CorruptRecord):
+            number = self.number
+        good = dict.fromkeys((HOUSE, *TABLES), 0)
+        bad: list[Bad] = []
+        bad_count = 0
+        for table in good:
+            for fault in self.check(table):
+                if fault is None:
+                    good[table] += 1
+                else:
+                    bad_count += 1
+                    bad += [fault] if bad_count <= BAD_SHOWN_MAX else []
+        del good[HOUSE]
+        return VerifyReport(number, good, tuple(bad), bad_count)
+
     def check(self, table: str) -> Iterator[Bad | None]:
-        """One for each record: None if it is good."""
+        """One for each record: None if it is good. And one without a key if the table itself is not whole."""
+        count = 0
         try:
             for key, sealed in self.sealed_rows(table):
+                count += 1
                 try:
                     self._opened(table, key, sealed)
                     yield None
                 except CorruptRecord as error:
                     yield Bad(table, key, str(error))
+            expected = self._txn.stat(self._tables[table])["entries"]
+            if count != expected:
+                yield Bad(table, b"", f"table {table} has {count} records that can be found, of {expected}")
         except CorruptRecord as error:
+            self._txn.abort()  # LMDB gives nothing more of a transaction in which it met a broken page
+            self._txn = self._env.begin()
             yield Bad(table, b"", str(error))
 
     _opened = staticmethod(unseal)

@@ -23,7 +23,12 @@ from kvstore.storage.lmdb import LmdbStorage, Rows
 from kvstore.storage.memory import MemorySnapshot, MemoryStorage
 from kvstore.storage.snapshot import LmdbSnapshot
 
-STORES: dict[str, Callable[[Path], Storage]] = {"memory": lambda _: MemoryStorage(), "lmdb": LmdbStorage}
+STORES: dict[str, Callable[[Path], Storage]] = {
+    "memory": lambda _: MemoryStorage(),
+    "lmdb": LmdbStorage,
+    "lmdb, metasync off": lambda path: LmdbStorage(path, durability="metasync-off"),
+    "lmdb, periodic": lambda path: LmdbStorage(path, durability="periodic"),
+}
 EVERYTHING = (b"", b"\xff" * (TABLE_KEY_MAX + 1))
 
 
@@ -55,7 +60,16 @@ def test_a_new_store_is_empty_and_at_commit_zero(store: Storage) -> None:
 def test_the_next_snapshot_sees_what_was_committed(store: Storage) -> None:
     put(store, {b"k": b"v"})
     with store.snapshot() as snapshot:
-        assert (snapshot.number, snapshot.get("keys", b"k"), store.durable) == (1, b"v", 1)
+        assert (snapshot.number, snapshot.get("keys", b"k"), store.number) == (1, b"v", 1)
+
+
+def test_after_a_sync_everything_committed_is_durable_and_never_more(store: Storage) -> None:
+    for number in range(1, 4):
+        put(store, {b"k": b"%d" % number})
+        assert store.durable <= store.number == number
+        store.sync()
+        assert store.durable == number
+        store.sync()
 
 
 def test_an_empty_batch_is_a_commit_with_a_number(store: Storage) -> None:
@@ -165,10 +179,21 @@ def test_a_closed_snapshot_is_of_no_use_and_can_be_closed_again(store: Storage) 
         lambda: snapshot.get("keys", b"a"),
         lambda: list(snapshot.scan("keys")),
         lambda: list(snapshot.scan("keys", reverse=True)),
+        lambda: snapshot.count("keys"),
         lambda: next(rows),
     ):
         with pytest.raises(SnapshotEnded):
             read()
+
+
+def test_a_count_is_of_one_table_and_of_the_moment_of_its_snapshot(store: Storage) -> None:
+    put(store, {b"%d" % key: b"1" for key in range(100)})
+    put(store, {b"t": b"1"}, table="tombstones")
+    with store.snapshot() as old:
+        store.commit(Batch(3, puts=[("keys", b"new", b"2"), ("keys", b"1", b"2")], drops=[("keys", b"2", b"3")]))
+        with store.snapshot() as new:
+            assert [old.count(table) for table in ("keys", "tombstones", "outbox")] == [100, 1, 0]
+            assert new.count("keys") == len(list(new.scan("keys"))) == 90
 
 
 def test_readers_on_other_threads_always_see_one_whole_commit(store: Storage) -> None:
@@ -242,10 +267,9 @@ def check_against_a_plain_dict(store: Storage, data: st.DataObject) -> None:
         assert {key: snapshot.get("keys", key) for key in model} == model
 
 
-@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("name", ["memory", "lmdb, periodic"])
 def test_batches_and_scans_do_what_they_would_do_to_a_plain_dict(name: str, tmp_path: Path) -> None:
-    relaxed = {"memory": MemoryStorage, "lmdb": lambda: LmdbStorage(tmp_path, durability="periodic")}
-    with relaxed[name]() as store:
+    with STORES[name](tmp_path) as store:
         check_against_a_plain_dict(store)
 
 

@@ -19,12 +19,14 @@ import pytest
 
 from kvstore.errors import BadRequest, CorruptRecord, ForeignData, StorageFailed
 from kvstore.storage import Batch, Snapshot, SnapshotEnded
-from kvstore.storage.lmdb import DATA, FORMAT, LOCK, MAGIC, MODES, LmdbStorage
+from kvstore.storage.folder import DATA, LOCK
+from kvstore.storage.lmdb import FORMAT, MAGIC, MODES, LmdbStorage
 from kvstore.storage.snapshot import HOUSE, LmdbSnapshot, seal
 from tests.kvstore.test_storage import contents, put
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL_MAP = 1 << 17
+PAGE = os.sysconf("SC_PAGE_SIZE")
 PRELUDE = """
 import sys
 from pathlib import Path
@@ -132,6 +134,31 @@ def test_verify_counts_the_bad_and_names_the_first(tmp_path: Path) -> None:
     assert not report.is_sound
     assert (report.number, report.bad_count, report.records["keys"]) == (1, 15, 25)
     assert [bad.key for bad in report.bad] == [b"%02d" % key for key in range(20, 30)]
+
+
+def test_verify_goes_on_behind_a_table_with_a_broken_page(tmp_path: Path) -> None:
+    with LmdbStorage(tmp_path) as store:
+        put(store, {b"%04d" % key: b"in the keys" * 20 for key in range(500)})
+        put(store, {b"%04d" % key: b"in the outbox" * 20 for key in range(500)}, table="outbox")
+    data = bytearray((tmp_path / DATA).read_bytes())
+    broken = data.index(b"in the keys") // PAGE * PAGE
+    data[broken : broken + PAGE] = b"?" * PAGE
+    (tmp_path / DATA).write_bytes(data)
+    with LmdbStorage(tmp_path) as store:
+        report = store.verify()
+    assert [(bad.table, bad.key) for bad in report.bad] == [("keys", b"")]
+    assert report.number == 2 and report.records["keys"] < report.records["outbox"] == 500
+
+
+def test_verify_notices_that_records_are_missing_from_a_page(tmp_path: Path) -> None:
+    with LmdbStorage(tmp_path) as store:
+        put(store, {b"%04d" % key: b"in the keys" for key in range(20)})
+    data = bytearray((tmp_path / DATA).read_bytes())
+    count_at = data.rindex(b"in the keys") // PAGE * PAGE + 12  # where its list of records ends
+    data[count_at] -= 2
+    (tmp_path / DATA).write_bytes(data)
+    with LmdbStorage(tmp_path) as store:
+        assert [bad.why for bad in store.verify().bad] == ["table keys has 19 records that can be found, of 20"]
 
 
 def test_verify_says_so_when_the_stores_own_table_is_bad(tmp_path: Path) -> None:
@@ -284,19 +311,22 @@ class Uncommittable:
 
 @pytest.mark.parametrize("at", ["commit", "sync"])
 def test_after_a_failed_commit_or_sync_the_store_refuses_everything(tmp_path: Path, at: str) -> None:
+    """And after a failed sync it goes back to the last good one: what it could not write only seems to be there."""
     with LmdbStorage(tmp_path, durability="periodic") as store:
         put(store, {b"k": b"v"})
+        store.sync()
+        put(store, {b"unsynced": b"v"})
         env = store.env
         store.env = Failing(env, at=at)  # type: ignore[assignment]
         with pytest.raises(StorageFailed, match=rf"{at}.*Input/output error") as failure:
             store.sync() if at == "sync" else put(store, {b"k": b"w"})
         assert not failure.value.definite
         store.env = env  # the disk works again, as if nothing had been
-        for call in (lambda: store.commit(Batch(2)), store.snapshot, store.sync, store.verify, store.compact):
+        for call in (lambda: store.commit(Batch(3)), store.snapshot, store.sync, store.verify, store.compact):
             with pytest.raises(StorageFailed, match=at):
                 call()
-    with LmdbStorage(tmp_path) as store:
-        assert contents(store) == {b"k": b"v"}
+    with LmdbStorage(tmp_path, durability="periodic") as store:
+        assert sorted(contents(store)) == ([b"k"] if at == "sync" else [b"k", b"unsynced"])
 
 
 def test_a_disk_without_space_stops_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:
@@ -321,7 +351,8 @@ while True:
 
 
 def test_the_files_of_others_are_refused_and_left_as_they_are(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("text", "short", "other program", "other tables", "other engine")}
+    names = ("text", "short", "other program", "other tables", "other engine", "empty")
+    folders = {name: tmp_path / name for name in names}
     for folder in folders.values():
         folder.mkdir()
     (folders["text"] / DATA).write_bytes(b"Dear diary, " * 1000)
@@ -332,6 +363,7 @@ def test_the_files_of_others_are_refused_and_left_as_they_are(tmp_path: Path) ->
         env.open_db(HOUSE.encode())
     with lmdb.open(str(folders["other engine"]), lib_version=1) as env, env.begin(write=True) as txn:
         txn.put(b"k", b"v")
+    lmdb.open(str(folders["empty"]), lib_version=0).close()
     for folder in folders.values():
         before = (folder / DATA).read_bytes()
         with pytest.raises(ForeignData, match="is not ours to open"):
@@ -475,6 +507,27 @@ def test_a_backup_made_while_writing_is_one_whole_commit_and_opens_as_a_store(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy 0", "copy 1", "copy 2", "copy 3", "live"]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_backup_holds_nothing_that_a_power_loss_could_take_from_its_store(tmp_path: Path, mode: str) -> None:
+    with LmdbStorage(tmp_path / "live", create=True, durability=mode) as store:
+        put(store, {b"k": b"v"})
+        store.backup(tmp_path / "copy")
+        durable = store.durable
+    with LmdbStorage(tmp_path / "copy") as copy:
+        assert copy.number == durable == 1
+
+
+def test_a_backup_whose_store_cannot_be_synced_is_none(tmp_path: Path) -> None:
+    with LmdbStorage(tmp_path / "live", create=True, durability="periodic") as store:
+        put(store, {b"k": b"v"})
+        env = store.env
+        store.env = Failing(env, at="sync")  # type: ignore[assignment]
+        with pytest.raises(StorageFailed, match="sync after commit 1"):
+            store.backup(tmp_path / "copy")
+        store.env = env
+    assert [path.name for path in tmp_path.iterdir()] == ["live"]
+
+
 def test_a_backup_over_something_that_exists_is_refused(tmp_path: Path) -> None:
     with LmdbStorage(tmp_path) as store:
         (tmp_path / "there").mkdir()
@@ -493,13 +546,14 @@ def test_a_backup_that_fails_leaves_nothing_and_the_store_goes_on(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DATA, LOCK, "lock.mdb"])
 
 
-def test_compaction_gives_space_back(tmp_path: Path) -> None:
-    with LmdbStorage(tmp_path) as store:
+@pytest.mark.parametrize("mode", MODES)
+def test_compaction_gives_space_back(tmp_path: Path, mode: str) -> None:
+    with LmdbStorage(tmp_path, durability=mode) as store:
         put(store, {b"%04d" % key: b"v" * 1000 for key in range(3000)})
         store.commit(Batch(2, drops=[("keys", b"0010", b"9")]))
         compacted = store.compact()
         assert compacted.after_bytes < compacted.before_bytes / 10
         assert (tmp_path / DATA).stat().st_size == compacted.after_bytes
-    with LmdbStorage(tmp_path) as store:
+    with LmdbStorage(tmp_path, durability="sync") as store:
         assert store.number == 2 and len(contents(store)) == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DATA, LOCK, "lock.mdb"])

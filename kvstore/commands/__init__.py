@@ -1,0 +1,1 @@
+"""The commands of `kvstore`, by what they touch: keys, a look inside, disks, a local cluster."""

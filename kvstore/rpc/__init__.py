@@ -1,0 +1,1 @@
+"""Everything that speaks gRPC on the server's side."""
