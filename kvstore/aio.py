@@ -24,7 +24,7 @@ from kvstore.aio_reader import SnapshotReader, Watch, listen, scan
 from kvstore.calls import RECEIVE_BYTES_MAX, TIMEOUT_S, Call, Item, RequestIds, closed_error, failure_of
 from kvstore.checks import Operation, check, check_key, check_request_id, checked_timeout, endpoints_of, refuse_security
 from kvstore.client import BACKUP_S
-from kvstore.errors import KvError, NoSessions
+from kvstore.errors import BatchTooLarge, KvError, NoSessions
 from kvstore.lane import Lane, TooLarge, Waiting
 from kvstore.retry import Course, Kind, Route
 from kvstore.streams import PATIENCE_S, Following, Listening, Scanning, Watching
@@ -297,6 +297,6 @@ class Client:
         try:
             answer = await self._caller.once("Pipeline", request, course, attempt_s)
         except grpc.RpcError as error:
-            too_large = calls.too_large_of(error)
-            raise TooLarge(too_large) if too_large else self._caller.failure(error, course) from error
+            failure = self._caller.failure(error, course)
+            raise TooLarge(failure) if isinstance(failure, BatchTooLarge) else failure from error
         return calls.pipeline_results(answer, len(waiting))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.clock import time_ms
-from kvstore.layout import TOMBSTONE, index_key, tombstone_of
+from kvstore.layout import TOMBSTONE, tombstone_of
 from kvstore.limits import MIB, Limits
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def heard_ms(node: Node, peer: int) -> int | None:
 def _oldest_tombstone_ms(node: Node) -> int | None:
     """Marks lie in the order of their versions: the first is the oldest."""
     with node.storage.snapshot() as view:
-        for mark, _ in view.scan("tombstones", TOMBSTONE, TOMBSTONE + index_key((1 << 64) - 1), limit=1):
+        for mark, _ in view.scan("tombstones", TOMBSTONE, limit=1):
             return time_ms(tombstone_of(mark)[0].time)
     return None
 

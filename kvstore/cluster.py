@@ -176,6 +176,8 @@ class LocalCluster:
 
     def down(self, *, timeout_s: float = STOP_S, purge: bool = False) -> list[str]:
         """Stop everything and heal the network. The data stay, unless they are to be purged."""
+        if not self.directory.exists():
+            return []
         killed = self.stop(timeout_s=timeout_s)
         (self.directory / NETWORK).unlink(missing_ok=True)
         if purge:

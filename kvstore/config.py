@@ -288,8 +288,6 @@ def _read_durability(table: Table) -> Durability:
     text = table.take("durability", str, Durability.SYNC.value)
     if text not in set(Durability):
         raise wrong("durability", f"there is no {text!r}; there are {', '.join(Durability)}")
-    if text == Durability.PERIODIC:
-        raise wrong("durability", "periodic does not survive a power loss in this version; take sync or metasync-off")
     return Durability(text)
 
 

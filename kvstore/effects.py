@@ -88,7 +88,8 @@ class Greeted(NamedTuple):
 
     peer: Site
     incarnation: int  # of the peer's data
-    is_accepted_by_peer: bool = False  # the peer misses nothing that we once said (SAFETY 3)
+    is_accepted_by_peer: bool = False  # it answered our hello; else we answered its hello
+    time: int = 0  # what the peer knows of our hybrid clock: nothing we send may be older
 
 
 class Tick(NamedTuple):

@@ -114,6 +114,8 @@ def judge(replica: Replica, hello: Greeting, *, up_to: int, time: int, wall_ms: 
     if up_to + 1 < hello.oldest:
         what = "the acknowledgement of link message"
         return _amnesia("oldest", what, who=us, has=up_to, witness=peer, knows=hello.oldest - 1)
+    # A restored peer must learn what it once promised, or it would break the promise with its next message (SAFETY 16).
+    time = max(time, replica.links[hello.site].promise)
     return Accepted(up_to, replica.incarnation, replica.known_seq(hello.site), time, wall_ms)
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from kvstore.calls import Item, closed_error, one_more
 from kvstore.checks import Operation
-from kvstore.errors import DeadlineExceeded, Internal, KvError
+from kvstore.errors import BatchTooLarge, DeadlineExceeded, Internal, KvError
 from kvstore.retry import AGAIN, Again, Course, Kind
 
 CALLS_MAX = 1000  # calls in one request; beyond it: another request
@@ -177,8 +177,10 @@ class Lane:
                 results = [one_more(failure) for _ in calls]
             else:
                 course.worked()
-            failed = _settle(calls, results, course)
-            calls = await self._after(failed, course, place) if failed else []
+            failed, left_out = _settle(calls, results, course)
+            if failed:
+                left_out += await self._after(failed, course, place)
+            calls = left_out
 
     async def _after(self, failed: list[tuple[Waiting, KvError]], course: Course, place: _Place) -> list[Waiting]:
         """Wait, if another attempt makes sense; the calls that it is for."""
@@ -210,9 +212,11 @@ class _Place:
             lane.leave()
 
 
-def _settle(calls: Sequence[Waiting], results: Sequence[Item], course: Course) -> list[tuple[Waiting, KvError]]:
-    """Hand out results and final errors; what could be tried again."""
-    failed = []
+def _settle(
+    calls: Sequence[Waiting], results: Sequence[Item], course: Course
+) -> tuple[list[tuple[Waiting, KvError]], list[Waiting]]:
+    """Hand out results and final errors. What could be tried again, and the reads that had no room in the answer."""
+    failed, left_out = [], []
     for one, result in zip(calls, results, strict=True):
         if one.future.done():
             continue
@@ -223,9 +227,11 @@ def _settle(calls: Sequence[Waiting], results: Sequence[Item], course: Course) -
             result.definite = False
         if result.reason in AGAIN:
             failed.append((one, result))
+        elif result.reason == BatchTooLarge.reason and course.kind is Kind.READ and one is not calls[0]:
+            left_out.append(one)
         else:
             one.future.set_exception(result)
-    return failed
+    return failed, left_out
 
 
 def _fail_all(failed: Sequence[tuple[Waiting, KvError]]) -> None:

@@ -29,7 +29,7 @@ from kvstore.replica import Replica
 from kvstore.storage.contract import Storage
 
 UNSAID_MAX = 1024  # commits that peers have not heard of; beyond it: a sync
-RECORDS_KEPT = 1024  # commits whose record a reader can still find; a read transaction is much shorter than that
+RECORDS_KEPT = 4 * UNSAID_MAX  # commits whose record can still be found; a read transaction is much shorter
 
 Results = list[Written | KvError]
 

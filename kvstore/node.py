@@ -148,6 +148,7 @@ class Node:
             self.loop.tick()
             self.leases.sweep()
             self.alarms.check(self)
+            await self.doors.show_health()
 
     def _happened(self, happened: Happened) -> None:
         """What is true now, for everybody who looks on."""

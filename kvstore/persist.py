@@ -36,6 +36,7 @@ def save(replica: Replica, batch: Batch) -> None:
             pack_text(replica.cluster.cluster_id.encode()),
             pack_text(hashes.protocol.encode()),
             pack_text(hashes.placement.encode()),
+            pack_text(hashes.merge.encode()),
             pack_count(len(links)),
             pack_numbers([link.sent for link in links]),
             pack_numbers([link.applied for link in links]),
@@ -71,10 +72,10 @@ def open_replica(cluster: Cluster, site: Site, view: Snapshot, path: str = "the 
 def _load(replica: Replica, reader: Reader, path: str) -> None:
     version, site, replica.incarnation, latest, replica.keys.changes, replica.keys.changes_oldest = reader.numbers(6)
     hashes = replica.hashes
-    there = [reader.text().decode() for _ in range(3)]
-    here = [replica.cluster.cluster_id, hashes.protocol, hashes.placement]
+    there = [reader.text().decode() for _ in range(4)]
+    here = [replica.cluster.cluster_id, hashes.protocol, hashes.placement, hashes.merge]
     compared: list[tuple[str, object, object]] = [("format", FORMAT, version), ("site number", replica.site, site)]
-    compared += zip(("cluster id", "protocol and options", "placement"), here, there, strict=True)
+    compared += zip(("cluster id", "protocol and options", "placement", "merge table"), here, there, strict=True)
     for what, ours, theirs in compared:
         if ours != theirs:
             raise ForeignData(path=path, why=f"its {what} is {theirs}, but this replica's is {ours}")

@@ -73,13 +73,17 @@ class Process(NamedTuple):
         except ProcessLookupError:
             return True
         try:
-            if self.state() is not State.GONE:
-                ended = select.poll()
-                ended.register(handle, select.POLLIN)
-                ended.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            found = _stat(self.pid)
+            if found is None or (found[1], _boot()) != (self.started, self.boot):
+                return True
+            # A killed process is a zombie already while its other threads, and with them its ports, are still there:
+            # only the handle tells when the last of them is gone.
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            return bool(ended.poll(max(0.0, deadline - time.monotonic()) * 1000))
         finally:
             os.close(handle)
-        return self.state() is State.GONE
+            _reap(self.pid)
 
     def exit_code(self) -> int | None:
         """Of a child that has ended; negative: the signal that ended it. None: not ended, or not our child."""

@@ -94,6 +94,7 @@ class Replica:
         self.held: dict[Dot, InTransit] = {}  # between two steps; within one also what is being delivered
         self.recent: deque[Message] = deque(maxlen=RECENT_MAX)  # delivered here, newest last
         self.unproven: set[Site] = set()  # after a restore: peers who have not said yet that nothing is lost
+        self._proofs: set[tuple[Site, bool]] = set()  # of those peers: who has answered whose hello
         self.fence: KvError | None = None  # why no client may write here, if none may
         self.keys = Keys(cluster)
         self.notes = Notes(site, len(cluster.sites))
@@ -338,9 +339,13 @@ class Replica:
         if link.incarnation != greeted.incarnation:
             link.incarnation = greeted.incarnation
             self._step.changed = True
-        if greeted.is_accepted_by_peer and greeted.peer in self.unproven:
-            self.unproven.remove(greeted.peer)
-            self._step.changed = True
+        self.clock.merge(greeted.time)
+        if greeted.peer in self.unproven:
+            # Its answer shows that we forgot nothing we said; its own hello, nothing that we acknowledged (SAFETY 3).
+            self._proofs.add((greeted.peer, greeted.is_accepted_by_peer))
+            if self._proofs >= {(greeted.peer, True), (greeted.peer, False)}:
+                self.unproven.remove(greeted.peer)
+                self._step.changed = True
 
     def _tick(self) -> None:
         self._close()

@@ -22,17 +22,24 @@ from kvstore.commands.common import (
 from kvstore.show import duration, pairs, size
 from kvstore.update import escape
 
-SITE_HELP = "Whose data."
+FOR_PEOPLE = {"size_bytes": ("size", size), "took_ms": ("took", duration)}
 
 
-def _print_facts(output: Output, facts: dict[str, Any], shown: dict[str, object]) -> None:
-    """JSON has the bare facts; people and lines have them with units."""
+def _print_facts(output: Output, facts: dict[str, Any]) -> None:
+    """JSON and lines have the bare facts; people have them with units."""
     if output is Output.JSON:
         print_json(facts)
-    elif output is Output.PLAIN:
-        print_lines(f"{name}\t{value}" for name, value in facts.items())
-    else:
-        print_lines(pairs(shown.items()))
+        return
+    flat = {name: value for name, value in facts.items() if not isinstance(value, dict | list)}
+    flat |= {f"records in {name}": count for name, count in facts.get("records", {}).items()}
+    if output is Output.PLAIN:
+        print_lines(f"{name}\t{value}" for name, value in flat.items())
+        return
+    rows: list[tuple[str, object]] = []
+    for name, value in flat.items():
+        shown, as_text = FOR_PEOPLE.get(name, (name, str if isinstance(value, str) else lambda one: f"{one:,}"))
+        rows.append((shown, as_text(value)))
+    print_lines(pairs(rows))
 
 
 @click.command()
@@ -52,24 +59,14 @@ def backup(ask: Ask, directory: Path, within: int) -> None:
         raise click.UsageError("say with --site which replica's data to copy")
     with ask.connect() as kv:
         made = kv.backup(str(directory.absolute()), timeout_s=within / 1000)
-    facts = {
-        "site": made.site,
-        "directory": made.directory,
-        "commit": made.commit,
-        "size_bytes": made.size_bytes,
-        "took_ms": made.took_ms,
-    }
-    shown = {**facts, "size": size(made.size_bytes), "took": duration(made.took_ms)}
-    _print_facts(ask.output, facts, {name: value for name, value in shown.items() if name not in HIDDEN})
-
-
-HIDDEN = ("size_bytes", "took_ms")
+    names = ("site", "directory", "commit", "size_bytes", "took_ms")
+    _print_facts(ask.output, {name: getattr(made, name) for name in names})
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @cluster_option
-@click.option("--site", envvar="KVSTORE_SITE", show_envvar=True, metavar="NAME", help=SITE_HELP)
+@click.option("--site", envvar="KVSTORE_SITE", show_envvar=True, metavar="NAME", help="Whose data.")
 @output_option
 def verify(directory: Path | None, cluster_file: Path | None, site: str | None, output: str) -> None:
     """Read everything in a data directory and check it; exit 5 if something is corrupt.
@@ -80,44 +77,35 @@ def verify(directory: Path | None, cluster_file: Path | None, site: str | None, 
       kvstore verify --cluster cluster.toml --site a
       kvstore verify backups/a-monday
     """
-    from kvstore.storage.lmdb import LmdbStorage
+    from kvstore.restore import verify_directory
 
     if directory is None:
         if site is None:
             raise click.UsageError("give a DIRECTORY, or say with --site whose data to check")
         cluster = Ask(cluster_file, site, Output(output), 0).cluster()
         directory = cluster.data_of(cluster.site(site))
-    with LmdbStorage(directory) as storage:
-        report = storage.verify()
-    facts: dict[str, Any] = {"directory": str(directory), "commit": report.number, "bad": report.bad_count}
-    facts["records"] = dict(report.records)
-    facts["bad_records"] = [{"table": bad.table, "key": escape(bad.key), "why": bad.why} for bad in report.bad]
-    lines: dict[str, object] = {"directory": directory, "commit": report.number}
-    lines |= {f"records in {name}": count for name, count in report.records.items()}
-    if output == Output.JSON:
-        print_json(facts)
-    elif output == Output.PLAIN:
-        print_lines(f"{name}\t{value}" for name, value in (*lines.items(), ("bad", report.bad_count)))
-    else:
-        print_lines(pairs(lines.items()))
+    report = verify_directory(directory)
+    facts: dict[str, Any] = {"directory": str(directory), "commit": report.number, "records": dict(report.records)}
+    facts |= {"bad": report.bad_count}
+    facts |= {"bad_records": [{"table": one.table, "key": escape(one.key), "why": one.why} for one in report.bad]}
+    _print_facts(Output(output), facts)
     if not report.is_sound:
-        for bad in report.bad:
-            click.echo(f"{bad.table} {escape(bad.key)}: {bad.why}", err=True)
+        for one in report.bad:
+            click.echo(f"{one.table} {escape(one.key)}: {one.why}", err=True)
         fail(Exit.CORRUPT, f"{report.bad_count} records of {directory} are corrupt")
-    if output == Output.TABLE:
-        click.echo("Everything is sound.")
 
 
 @click.command()
 @click.argument("backup", type=click.Path(path_type=Path))
 @cluster_option
-@click.option("--site", envvar="KVSTORE_SITE", show_envvar=True, required=True, metavar="NAME", help=SITE_HELP)
+@click.option("--site", envvar="KVSTORE_SITE", show_envvar=True, required=True, metavar="NAME", help="Whose data.")
 @output_option
 def restore(backup: Path, cluster_file: Path | None, site: str, output: str) -> None:
     """Make the data directory of a site from BACKUP, as a new incarnation of the site.
 
-    The site must not be running, and its old data directory must be out of the way. When it starts, it first asks its
-    peers for everything that it once said, and takes writes when it has that.
+    The site must not be running, and its old data directory must be out of the way: nothing is replaced. BACKUP stays
+    as it is. A site that starts with restored data first hears from each peer that nothing it once said is missing,
+    and takes no writes before that.
 
     \b
       kvstore restore backups/a-monday --cluster cluster.toml --site a
@@ -125,8 +113,10 @@ def restore(backup: Path, cluster_file: Path | None, site: str, output: str) -> 
     from kvstore.restore import restore as run
 
     cluster = Ask(cluster_file, site, Output(output), 0).cluster()
-    made = run(cluster, site, backup)
-    _print_facts(Output(output), made, made)
+    target = cluster.data_of(cluster.site(site))
+    made = run(backup, target, cluster, site)
+    facts = made._asdict()
+    _print_facts(Output(output), {"directory": str(target), **facts, "records": dict(made.records)})
 
 
 COMMANDS = (backup, verify, restore)

@@ -17,6 +17,7 @@ from kvstore.config import Durability
 from kvstore.show import table
 
 DIRECTORY = "kvstore-cluster"
+DURABILITIES = [str(one) for one in Durability]
 WATCH_S = 0.2  # how often a cluster in the foreground is looked at
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +72,7 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
 @click.option("--names", callback=_names, metavar="NAME,…", help="What the sites are called.  [default: a,b,c,…]")
 @click.option("--protocol", type=click.Choice(list(PROTOCOLS)), help="The ordering protocol.  [default: optimal]")
 @click.option("--option", "options", multiple=True, callback=_numbers, metavar="NAME=NUMBER", help="Of the protocol.")
-@click.option("--durability", type=click.Choice([str(one) for one in Durability]), help="When a write is answered.  [default: sync]")
+@click.option("--durability", type=click.Choice(DURABILITIES), help="When a write is answered.  [default: sync]")
 @click.option(
     "--placement",
     type=click.Path(path_type=Path),

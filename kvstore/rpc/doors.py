@@ -1,12 +1,13 @@
-"""Both doors of a replica, open and shut: which services stand at which port."""
+"""Both doors of a replica, open and shut: which services stand at which port, and what is said at the end."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvstore.rpc.admin import AdminService, Health, add_reflection
 from kvstore.rpc.server import make_server
 from kvstore.rpc.service import KeyValueService
-from kvstore.v1 import kv_pb2_grpc
+from kvstore.v1 import admin_pb2_grpc, kv_pb2_grpc
 
 if TYPE_CHECKING:
     from kvstore.node import Node
@@ -26,15 +27,31 @@ class Doors:
             node.metrics,
             node.clock_ms,
         )
+        self._node = node
+        self._health = Health()
         self._clients = make_server(limits, node.site.client, "clients")
         self._peers = make_server(limits, node.site.peer, "peers")
         kv_pb2_grpc.add_KeyValueServicer_to_server(service, self._clients)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node), self._clients)
+        self._health.join(self._clients)
         node.peering.join(self._peers)
+        if reflection:
+            add_reflection(self._clients)
 
     async def open(self) -> None:
         await self._peers.start()
         await self._clients.start()
+        await self.show_health()
+
+    async def show_health(self) -> None:
+        """Clients should come here as long as they may write here."""
+        await self._health.show(is_serving=self._node.replica.fence is None)
 
     async def close(self, grace_s: float) -> None:
+        """Streams end by themselves when they are told; other calls get some time."""
+        await self._health.stop()
+        self._node.feed.close()
+        self._node.events.close()
         await self._clients.stop(grace_s)
+        self._node.peering.close()
         await self._peers.stop(0)

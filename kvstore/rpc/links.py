@@ -147,7 +147,7 @@ class OutLink:
         log.info("the link to %s is open; it has up to %d", self._name, accepted.up_to)
         steady = asyncio.get_running_loop().call_later(STEADY_S, self._is_steady)
         try:
-            greeted = Greeted(peer, accepted.incarnation, is_accepted_by_peer=True)
+            greeted = Greeted(peer, accepted.incarnation, is_accepted_by_peer=True, time=accepted.time)
             await self._parts.loop.offer(peer, (greeted, Acked(peer, accepted.up_to)))
             await self._sending.run()
         finally:

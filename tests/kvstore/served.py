@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,9 @@ from kvstore.rpc.service import KeyValueService
 from kvstore.storage.contract import Batch, Storage
 from kvstore.storage.lmdb import LmdbStorage
 from kvstore.storage.memory import MemoryStorage
+from kvstore.v1 import kv_pb2 as kv
 from kvstore.v1 import kv_pb2_grpc
+from kvstore.v1 import model_pb2 as model
 from tests.simulation.cluster import make_cluster
 
 NOW_MS = 1_700_000_000_000
@@ -64,7 +67,8 @@ class Served:
     def __init__(self, storage: Storage | None = None, *, sites: int = 1, **settings: Any) -> None:
         limits = {name: settings.pop(name) for name in list(settings) if hasattr(Limits, name)}
         self.progress_s = settings.pop("progress_s", 2.0)
-        self.cluster = make_cluster(sites, settings.pop("protocol", "optimal"), limits=Limits(**limits), **settings)
+        cluster = make_cluster(sites, settings.pop("protocol", "optimal"), limits=Limits(**limits))
+        self.cluster = replace(cluster, **settings)
         self.site = self.cluster.sites[0]
         self.storage = storage or MemoryStorage()
         self.now_ms = NOW_MS
@@ -180,5 +184,30 @@ def run(story: Callable[[Served], Awaitable[None]], storage: Storage | None = No
     return served
 
 
-def both_storages(folder: Path) -> Sequence[Storage]:
-    return MemoryStorage(), LmdbStorage(folder / "data", create=True, map_bytes=1 << 24)
+async def put(served: Served, key: bytes, value: bytes = b"v", **more: Any) -> kv.PutResponse:
+    return await served.stub.Put(kv.PutRequest(key=key, value=value, **more), timeout=10)
+
+
+async def get(served: Served, key: bytes) -> model.Entry | None:
+    response = await served.stub.Get(kv.GetRequest(key=key), timeout=10)
+    return response.entry if response.HasField("entry") else None
+
+
+def put_operation(key: bytes, value: bytes = b"v", **more: Any) -> kv.Operation:
+    return kv.Operation(put=kv.Operation.Put(key=key, value=value, **more))
+
+
+def delete_operation(key: bytes, **more: Any) -> kv.Operation:
+    return kv.Operation(delete=kv.Operation.Delete(key=key, **more))
+
+
+def put_call(key: bytes, value: bytes = b"v", **more: Any) -> kv.PipelineCall:
+    return kv.PipelineCall(put=kv.PutRequest(key=key, value=value, **more))
+
+
+def get_call(key: bytes) -> kv.PipelineCall:
+    return kv.PipelineCall(get=kv.GetRequest(key=key))
+
+
+def open_storage(kind: str, folder: Path) -> Storage:
+    return MemoryStorage() if kind == "memory" else LmdbStorage(folder / "data", create=True, map_bytes=1 << 24)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -14,7 +15,7 @@ from kvstore.plan import plan
 from tests.kvstore.script import Script, serving
 
 
-def run(*arguments: str, stdin: bytes | None = None, **environment: str) -> Result:
+def run(*arguments: str, stdin: bytes | None = None, **environment: Any) -> Result:
     return CliRunner().invoke(main, arguments, input=stdin, env=environment)
 
 

@@ -183,7 +183,6 @@ BAD = [
     (EXTRA + "threshold = 99\n", "options: threshold 99: it must be above n = 3 and at most n * n = 9"),
     (EXTRA + 'threshold = "8"\n', 'options."threshold": must be a whole number'),
     ('durability = "maybe"\n' + PLAIN, "durability: there is no 'maybe'; there are sync, metasync-off, periodic"),
-    ('durability = "periodic"\n' + PLAIN, "durability: periodic does not survive a power loss in this version"),
     ("colour = 3\n" + PLAIN, "colour: is unknown"),
     ('durabilty = "sync"\n' + PLAIN, "durabilty: is unknown; did you mean durability?"),
     (PLAIN + "[tls]\n", "tls: this version has no such thing yet; without it the table would protect nothing"),

@@ -33,7 +33,7 @@ class Refusing(kv_pb2_grpc.KeyValueServicer):
 
     error: KvError
 
-    async def Get(self, request: kv_pb2.GetRequest, context: wire.Context) -> kv_pb2.GetResponse:
+    async def Get(self, request: kv_pb2.GetRequest, context: wire.Context) -> kv_pb2.GetResponse:  # noqa: N802
         return await wire.abort(context, self.error)
 
 
@@ -45,7 +45,7 @@ def ask_refusing(errors: list[KvError]) -> list[grpc.aio.AioRpcError]:
     """What a client meets, for each error that a server can end a call with."""
 
     async def story() -> list[grpc.aio.AioRpcError]:
-        service, met = Refusing(), []
+        service, met = Refusing(), []  # type: ignore[abstract]
         server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
         kv_pb2_grpc.add_KeyValueServicer_to_server(service, server)
         port = server.add_insecure_port("127.0.0.1:0")

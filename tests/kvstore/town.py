@@ -7,6 +7,7 @@ what no replica would.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -30,7 +31,7 @@ from kvstore.rpc import frames
 from kvstore.rpc.links import Links
 from kvstore.rpc.peering import Peering
 from kvstore.shape import Shape
-from kvstore.storage.contract import Storage
+from kvstore.storage.contract import Batch, Storage
 from kvstore.storage.memory import MemoryStorage
 from kvstore.update import unpack_record
 from tests.simulation.cluster import make_cluster
@@ -47,6 +48,19 @@ async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+class SlowStorage(MemoryStorage):
+    """Commits wait for the test's permission."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+        self.go.set()
+
+    def commit(self, batch: Batch) -> None:
+        self.go.wait(10)
+        super().commit(batch)
 
 
 class Resident:

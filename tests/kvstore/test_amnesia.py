@@ -1,0 +1,145 @@
+"""Replicas that have lost their memory, on real links: found out before they can do harm (SAFETY 3)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Amnesia, KvError
+from kvstore.hello import Accepted
+from kvstore.rpc import frames
+from kvstore.storage.memory import MemoryStorage
+from tests.kvstore.town import Resident, listener, speaker, story, town, until
+
+A, B, C = range(3)
+
+
+async def refused_writes(one: Resident) -> str:
+    with pytest.raises(Amnesia) as refused:
+        await one.put(b"k")
+    return str(refused.value)
+
+
+def test_a_replica_that_lost_its_data_is_found_out_and_speaks_no_more() -> None:
+    async def told() -> None:
+        async with town(3) as those:
+            a, b, c = those
+            await a.put_many(3)
+            await those.until_equal()
+            await a.stop()
+            a.storage = MemoryStorage()
+            await a.start()
+            await until(lambda: a.replica.fence)
+            assert "AMNESIA" in a.standing()
+            assert "knows of link message 3 of a, which remembers only 0" in await refused_writes(a)
+            await until(lambda: "PEER_REFUSED" in b.standing() or "PEER_REFUSED" in c.standing())
+            await until(lambda: not any(a.links.state(peer).connected for peer in (B, C)))
+            hellos = [a.links.state(peer).connects for peer in (B, C)]
+            await asyncio.sleep(0.3)
+            assert [a.links.state(peer).connects for peer in (B, C)] == hellos
+            await b.put(b"b")
+            await until(lambda: c.value(b"b"))
+
+    story(told)
+
+
+def test_writes_made_before_the_first_hello_do_not_hide_the_loss() -> None:
+    """With as many new messages as were lost, all counters look right: the hello must speak of what was sent."""
+
+    async def told() -> None:
+        async with town() as those:
+            a, _ = those
+            await a.put_many(3)
+            await those.until_equal()
+            await a.stop()
+            a.storage = MemoryStorage()
+            await a.start(links=False)
+            await a.put_many(5)
+            a.run(a.links.run())
+            await until(lambda: a.replica.fence)
+
+    story(told)
+
+
+def test_a_receiver_that_lost_its_data_is_found_out_by_what_was_trimmed() -> None:
+    async def told() -> None:
+        async with town() as those:
+            a, b = those
+            await a.put_many(3)
+            await those.until_equal()
+            await b.stop()
+            b.storage = MemoryStorage()
+            await b.start()
+            await until(lambda: "LINK_REFUSED" in a.standing())
+            assert "a knows of the acknowledgement of link message 3 of b" in a.links.state(B).trouble
+            await until(lambda: "AMNESIA" in b.standing())
+            assert "which remembers only 0" in await refused_writes(b)
+            assert a.replica.fence is None
+            await a.put(b"a still works")
+
+    story(told)
+
+
+def answer(**changes: Any) -> Callable[[Any, Any], Awaitable[None]]:
+    async def answering(_: Any, context: Any) -> None:
+        accepted = Accepted(up_to=0, incarnation=1, known_seq=0, time=0, wall_ms=0)._replace(**changes)
+        await context.write(frames.accepted_frame(accepted))
+        await context.read()
+        await asyncio.sleep(60)
+
+    return answering
+
+
+def test_somebody_who_knows_a_dot_that_we_never_used_tells_us_that_we_forgot() -> None:
+    async def told() -> None:
+        async with town(is_started=False) as those:
+            a, b = those
+            async with listener(b, answer(known_seq=9)) as hellos:
+                await a.start(a.server)
+                await until(lambda: a.replica.fence)
+                assert "b knows of message 9 of a, which remembers only 0" in await refused_writes(a)
+                await asyncio.sleep(0.2)
+                assert len(hellos) == 1, "nothing more is said"
+
+    story(told)
+
+
+def test_an_old_copy_of_a_restored_replica_is_kept_out() -> None:
+    async def told() -> None:
+        async with town(is_started=False) as those:
+            a, b = those
+            await b.start(b.server, links=False)
+            await a.start(a.server, links=False)
+            async with speaker(b) as restored:
+                assert isinstance(await restored.greet(a.hello(B, incarnation=2)), Accepted)
+                await asyncio.sleep(0.05)
+                assert b.replica.links[A].incarnation == 0, "it may still find that it has forgotten something"
+                await restored.say(frames.heartbeat_frame(1, 1))
+                await until(lambda: b.replica.links[A].incarnation == 2)
+            a.run(a.links.run())
+            await until(lambda: a.replica.fence)
+            assert "b knows of incarnation 2 of a, which remembers only 1" in str(a.replica.fence)
+
+    story(told)
+
+
+def test_a_restored_replica_may_write_again_when_every_peer_has_accepted_it() -> None:
+    async def told() -> None:
+        async with town(3, is_started=False) as those:
+            a, b, c = those
+            await a.start(a.server, links=False)
+            a.replica.unproven = {B, C}
+            a.run(a.links.run())
+            await b.start(b.server)
+            await until(lambda: a.replica.unproven == {C})
+            with pytest.raises(KvError, match="restored"):
+                await a.put(b"k")
+            await c.start(c.server)
+            await until(lambda: not a.replica.unproven)
+            await a.put(b"k")
+            await those.until_equal()
+
+    story(told)
