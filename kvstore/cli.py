@@ -58,6 +58,7 @@ def main() -> None:
     \b
     Exit codes: 0 done, 1 not found, 2 wrong use, 3 unavailable or late, 4 refused, 5 corrupt data.
     """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what gRPC has to say in passing is not for standard error
 
 
 @main.command()

@@ -81,7 +81,7 @@ def _hold_and_explain(say: Say, clients: Mapping[str, Client]) -> None:
         say("   paris  put chat/1-question        quito is 400 ms away from paris, tokyo only 40")
         _until(lambda: clients["tokyo"].get(b"chat/1-question"))
         clients["tokyo"].put(b"chat/2-reply", b"yes, at noon")
-        say(f"   tokyo  reads it, put chat/2-reply  the reply takes the fast way: it overtakes the question")
+        say("   tokyo  reads it, put chat/2-reply  the reply takes the fast way: it overtakes the question")
         held = _until(lambda: _held_with_updates(clients["quito"]))
         at = time.perf_counter() - start
         shows = clients["quito"].get_many([b"chat/1-question", b"chat/2-reply"])

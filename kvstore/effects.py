@@ -36,6 +36,10 @@ class Write(NamedTuple):
     operations: tuple[Operation, ...]
     request_id: bytes = b""  # a retry with the same one has one effect; empty: no retry
 
+    @property
+    def size(self) -> int:
+        return sum([len(one.key) + len(one.value or b"") for one in self.operations])
+
 
 class Envelope(NamedTuple):
     """A message on a link. Packed, it waits in the outbox until the peer has committed it; never stamped again."""
@@ -45,6 +49,10 @@ class Envelope(NamedTuple):
     control: bytes  # dot, destinations and stamp
     payload: bytes  # the updates, for this destination
     witness: bytes = b""  # a plain vector clock, only where tracing is on; traces are checked against it
+
+    @property
+    def size(self) -> int:
+        return len(self.control) + len(self.payload) + len(self.witness)
 
     def pack(self) -> bytes:
         head = _ENVELOPE.pack(self.time, len(self.control), len(self.witness))

@@ -98,7 +98,7 @@ class VersionMismatch(KvError):
 
 class InboxFull(KvError):
     reason = "INBOX_FULL"
-    sentence = "{limit} writes are waiting already; try again later or at another replica"
+    sentence = "{limit} {unit} may wait to be written, and do already; try again later or at another replica"
 
 
 class TooManyWaiting(KvError):

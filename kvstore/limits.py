@@ -34,7 +34,9 @@ class Limits:
     scan_page_bytes_max: int = limit(MIB)  # bytes in one page of a scan; beyond it: the same, after one key at least
 
     inbox_max: int = limit(1024)  # writes waiting for the loop; beyond it: InboxFull, at once
+    inbox_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     commit_max: int = limit(4096)  # inputs in one commit; beyond it: they wait for the next one
+    commit_bytes_max: int = limit(4 * MIB)  # bytes of them; beyond it: the same, after one input at least
     calls_max: int = limit(4096)  # calls of clients under way; beyond it: TooManyWaiting, at once
     waits_max: int = limit(1024)  # requests waiting for a token to be due; beyond it: TooManyWaiting
     forwards_max: int = limit(256)  # forwarded reads under way; beyond it: TooManyWaiting
@@ -47,6 +49,9 @@ class Limits:
     map_bytes_max: int = limit(1 << 40, least=MIB)  # bytes of the database file; beyond it: StorageFailed
 
     link_queue_max: int = limit(256)  # messages of one peer not yet taken; beyond it: its link is not read
+    link_queue_bytes_max: int = limit(2 * MIB)  # bytes of them; beyond it: the same
+    link_held_max: int = limit(10_000)  # messages of one peer held back; beyond it: its link is not read
+    link_held_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     link_cache_max: int = limit(4096)  # messages kept in memory for one peer; beyond it: they are read from the outbox
     link_gather_ms: int = limit(2, most=1000)  # ms that a busy link gathers messages; beyond it: they are sent
     link_batch_max: int = limit(256)  # messages in one frame on a link; beyond it: another frame

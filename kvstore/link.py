@@ -28,6 +28,7 @@ class Link:
     heard: tuple[int, int] = (0, 0)  # the newest heartbeat: it counts when this number is applied; its time
     wall_ahead_ms: int | None = None  # our wall clock before the peer's, when it last spoke
     outbox_bytes: int = 0
+    held_bytes: int = 0  # received and not applied
     _chunks: deque[list[int]] = field(default_factory=deque)  # [last number, bytes], oldest first
 
     def post(self, size: int) -> int:

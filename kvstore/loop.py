@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from causal.model import Site
 from kvstore.config import Durability
-from kvstore.effects import Committed, Envelope, Happened, Input, Moment, Step, Tick, Write, Written
+from kvstore.effects import Arrived, Committed, Envelope, Happened, Input, Moment, Step, Tick, Write, Written
 from kvstore.errors import InboxFull, KvError, Stopping
 from kvstore.persist import save
 from kvstore.replica import Replica
@@ -47,7 +47,30 @@ class Asked(NamedTuple):
     """Writes of one caller: each is all or nothing by itself, and they are answered together."""
 
     writes: Sequence[Write]
+    size: int  # bytes
     answer: asyncio.Future[Results]
+
+
+class Queue:
+    """What one peer has brought and nobody has taken yet."""
+
+    __slots__ = ("bytes", "inputs", "room")
+
+    def __init__(self) -> None:
+        self.inputs: deque[tuple[Input, int]] = deque()  # each with its bytes
+        self.bytes = 0
+        self.room = asyncio.Event()  # there may be some again
+
+    def extend(self, inputs: Sequence[Input]) -> None:
+        for one in inputs:
+            size = one.envelope.size if isinstance(one, Arrived) else 0
+            self.inputs.append((one, size))
+            self.bytes += size
+
+    def pop(self) -> tuple[Input, int]:
+        one, size = self.inputs.popleft()
+        self.bytes -= size
+        return one, size
 
 
 class Turn(NamedTuple):
@@ -76,8 +99,8 @@ class Loop:
         self._now_ms = now_ms
         self._limits = replica.cluster.limits
         self._clients: deque[Asked] = deque()
-        self._peers: dict[Site, deque[Input]] = {peer: deque() for peer in replica.links}
-        self._room: dict[Site, asyncio.Event] = {peer: asyncio.Event() for peer in replica.links}
+        self._inbox_bytes = 0
+        self._peers = {peer: Queue() for peer in replica.links}
         self._work = asyncio.Event()
         self._is_tick_due = False
         self._stopping = False
@@ -94,11 +117,15 @@ class Loop:
         """Ask for writes, each all or nothing by itself. The future has their answers once all are committed."""
         if self._stopping:
             raise Stopping(site=self.replica.cluster.sites[self.replica.site].name)
+        size = sum([write.size for write in writes])
         if self.inbox and self.inbox + len(writes) > self._limits.inbox_max:
-            raise InboxFull(limit=self._limits.inbox_max)
+            raise InboxFull(limit=self._limits.inbox_max, unit="writes")
+        if self.inbox and self._inbox_bytes + size > self._limits.inbox_bytes_max:
+            raise InboxFull(limit=self._limits.inbox_bytes_max, unit="bytes")
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
-        self._clients.append(Asked(writes, answer))
+        self._clients.append(Asked(writes, size, answer))
         self.inbox += len(writes)
+        self._inbox_bytes += size
         self._work.set()
         return answer
 
@@ -110,13 +137,26 @@ class Loop:
         return result
 
     async def offer(self, peer: Site, inputs: Sequence[Input]) -> None:
-        """Bring something from a peer; waits while its queue is full."""
-        queue, room = self._peers[peer], self._room[peer]
-        while len(queue) >= self._limits.link_queue_max:
-            room.clear()
-            await room.wait()
+        """Bring something from a peer; waits while its queue is full, or too much of it is held back already.
+
+        What a held message waits for comes over another link, whose queue is another: of all messages that are missing,
+        the causally first is the next one of its link, and nothing of that link is held.
+        """
+        queue = self._peers[peer]
+        while self._is_full(queue) or self._holds_too_much(peer):
+            queue.room.clear()
+            await queue.room.wait()
         queue.extend(inputs)
         self._work.set()
+
+    def _is_full(self, queue: Queue) -> bool:
+        is_long = len(queue.inputs) >= self._limits.link_queue_max
+        return is_long or queue.bytes >= self._limits.link_queue_bytes_max
+
+    def _holds_too_much(self, peer: Site) -> bool:
+        link = self.replica.links[peer]
+        is_many = link.received - link.applied >= self._limits.link_held_max
+        return is_many or link.held_bytes >= self._limits.link_held_bytes_max
 
     def tick(self) -> None:
         """Time passed: sweep, with the next turn."""
@@ -174,6 +214,8 @@ class Loop:
         number = step.batch.number if step.changed else step.batch.number - 1
         happened = Happened(number, step.events, turn.stepped, _moment(), turn.inputs, step.updates)
         self._unsaid.append(Unsaid(number, step, happened))
+        for queue in self._peers.values():
+            queue.room.set()
 
     def _step(self) -> Turn | None:
         inputs, asked = self._take()
@@ -217,20 +259,24 @@ class Loop:
     def _take(self) -> tuple[list[Input], list[tuple[int, Asked]]]:
         """What waits, up to a limit; peers first, so that a flood of clients never keeps them out."""
         inputs: list[Input] = []
+        count, room = self._limits.commit_max, self._limits.commit_bytes_max
         if self._is_tick_due:
             self._is_tick_due = False
             inputs.append(Tick())
-        for peer, queue in self._peers.items():
-            while queue and len(inputs) < self._limits.commit_max:
-                inputs.append(queue.popleft())
-            self._room[peer].set()
+        for queue in self._peers.values():
+            while queue.inputs and len(inputs) < count and room > 0:
+                one, size = queue.pop()
+                inputs.append(one)
+                room -= size
         asked: list[tuple[int, Asked]] = []
-        while self._clients and len(inputs) < self._limits.commit_max:
-            one = self._clients.popleft()
-            self.inbox -= len(one.writes)
-            if not one.answer.cancelled():  # nobody waits for it any more, and nothing was done
-                asked.append((len(inputs), one))
-                inputs.extend(one.writes)
+        while self._clients and len(inputs) < count and room > 0:
+            waiting = self._clients.popleft()
+            self.inbox -= len(waiting.writes)
+            self._inbox_bytes -= waiting.size
+            if not waiting.answer.cancelled():  # nobody waits for it any more, and nothing was done
+                asked.append((len(inputs), waiting))
+                inputs.extend(waiting.writes)
+                room -= waiting.size
         return inputs, asked
 
     async def _commit(self, step: Step) -> None:
@@ -257,7 +303,7 @@ class Loop:
             self._outlet.happened(happened)
 
     def _waiting(self) -> bool:
-        return bool(self._clients) or any(self._peers.values())
+        return bool(self._clients) or any(queue.inputs for queue in self._peers.values())
 
     def _register(self, committed: Committed) -> None:
         self._records[committed.number] = committed
@@ -270,7 +316,7 @@ class Loop:
             if not asked.answer.done():
                 asked.answer.set_exception(Stopping(site=self.replica.cluster.sites[self.replica.site].name))
         self._clients.clear()
-        self.inbox = 0
+        self.inbox = self._inbox_bytes = 0
 
 
 def _moment() -> Moment:

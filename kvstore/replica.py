@@ -285,6 +285,7 @@ class Replica:
                 case Outgoing():
                     self._post(effect, [])
                 case Held(_, missing):
+                    link.held_bytes += envelope.size
                     self.notes.note("held", message, peer, envelope, missing=missing)
                 case Duplicate(repeated):
                     self._drop(repeated, peer, envelope)
@@ -292,7 +293,9 @@ class Replica:
     def _drop(self, repeated: Message, peer: Site, envelope: Envelope) -> None:
         """A message that came twice: an honest peer on an honest link never does that."""
         if repeated.dot.seq <= self.ordering.delivered[repeated.dot.site]:
-            self.held.pop(repeated.dot, None)
+            held = self.held.pop(repeated.dot, None)
+            if held is not None and held.envelope.number != envelope.number:
+                self.links[peer].held_bytes -= held.envelope.size
             self.links[peer].apply(envelope.number, envelope.time)
         self.notes.note("duplicate", repeated, peer, envelope)
 
@@ -300,6 +303,7 @@ class Replica:
         envelope, _, updates, _ = self.held.pop(message.dot)
         peer = message.dot.site
         if is_released:
+            self.links[peer].held_bytes -= envelope.size
             self.notes.note("released", message, peer, envelope)
         self.notes.note("delivered", message, peer, envelope, updates=len(updates))
         self.recent.append(message)

@@ -17,6 +17,7 @@ from kvstore.update import escape
 MARK = "base64"
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?) ?(ms|s|m|h|d)")
+_NUMERIC = re.compile(r"-|[-+]?[0-9][0-9,]*(\.[0-9]+)?( [A-Za-z]+)*( \(.*\))?")  # 1,234 or 5 (1.2 KiB) or 3 s ago
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 JsonBytes = str | dict[str, str]
@@ -51,7 +52,7 @@ def shorten(data: bytes, width: int) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Columns below their names; numbers, and what looks like them, stand to the right."""
+    """Columns below their names; those of numbers, with or without a unit, stand to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     rights = [bool(column) and all(map(_is_numeric, column)) for column in zip(*cells, strict=True)] or [False] * len(
@@ -84,7 +85,7 @@ def _cell(value: object) -> str:
 
 
 def _is_numeric(text: str) -> bool:
-    return text in ("", "-") or text[0].isdigit() or (text[0] == "-" and text[1:2].isdigit())
+    return not text or _NUMERIC.fullmatch(text) is not None
 
 
 def milliseconds(text: str) -> int:

@@ -146,7 +146,6 @@ site_option = click.option(
     "--site", envvar="KVSTORE_SITE", show_envvar=True, metavar="NAME", help="The replica to ask; else any that answers."
 )
 session_option = click.option("--session", metavar="TOKEN", help="The session's token. Not in this version yet.")
-timeout_option = duration_option("--timeout", default="10s", show_default=True, help="How long to wait for an answer.")
 escape_option = click.option(
     "-e",
     "--escape",
@@ -156,23 +155,29 @@ escape_option = click.option(
 )
 
 
-def asking(command: F) -> F:
-    """Give a command the options that say whom to ask, as one `Ask`."""
+def asking_for(timeout: str) -> Callable[[F], F]:
+    """Give a command the options that say whom to ask, as one `Ask`, with this time to wait if nothing is said."""
 
-    @cluster_option
-    @site_option
-    @session_option
-    @output_option
-    @timeout_option
-    @wraps(command)
-    def asked(
-        cluster_file: Path | None, site: str | None, session: str | None, output: str, timeout: int, **rest: Any
-    ) -> Any:
-        if session is not None:
-            fail(Exit.REFUSED, "this version has no sessions yet, so a token means nothing to it; leave --session out")
-        return command(Ask(cluster_file, site, Output(output), timeout / 1000), **rest)
+    def decorate(command: F) -> F:
+        @cluster_option
+        @site_option
+        @session_option
+        @output_option
+        @duration_option("--timeout", default=timeout, show_default=True, help="How long to try to get an answer.")
+        @wraps(command)
+        def asked(
+            cluster_file: Path | None, site: str | None, session: str | None, output: str, timeout: int, **rest: Any
+        ) -> Any:
+            if session is not None:
+                fail(Exit.REFUSED, "this version has no sessions yet; leave --session out")
+            return command(Ask(cluster_file, site, Output(output), timeout / 1000), **rest)
 
-    return asked  # type: ignore[return-value]
+        return asked  # type: ignore[return-value]
+
+    return decorate
+
+
+asking = asking_for("10s")
 
 
 def raw(text: str, *, is_escaped: bool) -> bytes:

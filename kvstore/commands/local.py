@@ -159,16 +159,13 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 def _summary(local: Any, directory: Path, *, is_foreground: bool) -> None:
     first, last = local.names[0], local.names[-1]
-    file = directory / "cluster.toml"
-    lines = [
-        f"{len(local.names)} replicas serve, ordered by {local.cluster.protocol}; everything is in {directory}.",
-        "",
-    ]
+    count = f"{len(local.names)} replica{'s' * (len(local.names) != 1)}"
+    lines = [f"{count}, ordered by {local.cluster.protocol}; everything is in {directory}.", ""]
     lines += table(("site", "clients at"), [(site.name, site.client) for site in local.cluster.sites])
     lines += ["", "Try it" + (" in another terminal:" if is_foreground else ":")]
-    lines += [f"  export KVSTORE_CLUSTER={file}"]
+    lines += [f"  export KVSTORE_CLUSTER={local.file} KVSTORE_DIR={local.directory}"]
     lines += [f"  kvstore put --site {first} greeting hello", f"  kvstore get --site {last} greeting"]
-    lines += [f"  kvstore cluster kill {last} --dir {directory}", f"  kvstore cluster restart {last} --dir {directory}"]
+    lines += [f"  kvstore cluster kill {last}", f"  kvstore cluster restart {last}", "  kvstore status"]
     stop = "Ctrl-C stops it" if is_foreground else f"`kvstore cluster down --dir {directory}` stops it"
     print_lines([*lines, "", f"{stop}; the data stay."])
 

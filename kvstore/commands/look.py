@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvstore.commands.common import Ask, Exit, Output, asking, exit_code, print_json, print_lines
+from kvstore.commands.common import Ask, Exit, Output, asking_for, exit_code, print_json, print_lines
 from kvstore.errors import KvError
 from kvstore.show import duration, size, table, to_json
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvstore.config import Cluster
 
 T = TypeVar("T")
+LOOK_TIMEOUT = "2s"  # a site that is down should not keep the others waiting
 _DOT = re.compile(r"(.+):(\d{1,19})")
 
 SITE_COLUMNS = ("commit", "keys", "held", "outbox", "log units", "control", "commits/s", "updates/s", "alarms")
@@ -97,7 +98,7 @@ def _capitals(name: str) -> str:
 
 
 @click.command()
-@asking
+@asking_for(LOOK_TIMEOUT)
 def status(ask: Ask) -> None:
     """How the replicas are: what they hold back, their links, their alarms. Asks all of them, or the one of --site.
 
@@ -147,9 +148,11 @@ def _status_lines(cluster: Cluster, answers: list[Answer], *, is_one: bool) -> I
             yield f"{answer.site}: {answer.error}"
         elif is_one:
             yield from ("", f"As {answer.site} sees the others:", *_others(answer.said))
-    if rows := [_link_row(*link) for link in _links(answers).items()]:
+    if links := _links(answers):
         yield ""
+        rows = [_link_row(*link) for link in links.items()]
         yield from table(("from", "to", "link", "delay", "made", "acked", "ack took", "outbox"), rows)
+        yield from (f"{one} → {other}: {link.trouble}" for (one, other), link in links.items() if link.trouble)
     yield from _alarm_lines(answers)
 
 
@@ -191,7 +194,7 @@ def _links(answers: list[Answer]) -> dict[tuple[str, str], Any]:
 
 
 def _link_row(pair: tuple[str, str], link: Any) -> tuple[object, ...]:
-    state = "open" if link.connected else f"closed: {link.trouble}" if link.trouble else "closed"
+    state = "open" if link.connected else "closed"
     outbox = f"{link.outbox_messages:,} ({size(link.outbox_bytes)})" if link.outbox_messages else "0"
     delay = f"{link.delay_ms} ms" if link.delay_ms else "-"
     took = f"{link.ack_ms:.1f} ms" if link.ack_ms else "-"
@@ -214,7 +217,7 @@ def _alarm_lines(answers: list[Answer]) -> Iterator[str]:
 @click.command()
 @click.argument("message", required=False)
 @click.option("--limit", type=click.IntRange(1), help="At most so many a site: those that have waited longest.")
-@asking
+@asking_for(LOOK_TIMEOUT)
 def explain(ask: Ask, message: str | None, limit: int | None) -> None:
     """Why messages are held back: what each waits for, since when, and how that became part of its past.
 

@@ -229,16 +229,6 @@ class Health:
             log.warning("somebody watches our health and does not read")
 
 
-def join_admin(server: grpc.aio.Server, node: Node, *, is_reflecting: bool = True) -> Health:
-    """Stand at this server's port, with health and, if wanted, reflection."""
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node), server)
-    health_of_node = Health()
-    health_of_node.join(server)
-    if is_reflecting:
-        add_reflection(server)
-    return health_of_node
-
-
 def add_reflection(server: grpc.aio.Server) -> None:
     """Let tools ask what there is to ask."""
     reflection.enable_server_reflection((KEY_VALUE, ADMIN, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

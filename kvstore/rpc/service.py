@@ -29,7 +29,7 @@ from kvstore.replica import Replica
 from kvstore.rpc.decode import Decoder
 from kvstore.rpc.reading import Reading
 from kvstore.rpc.watch import PROGRESS_S, Watching
-from kvstore.rpc.wire import Context, abort, to_error
+from kvstore.rpc.wire import Context, abort, send, to_error
 from kvstore.storage.contract import SnapshotEnded, Storage
 from kvstore.v1 import kv_pb2, kv_pb2_grpc, watch_pb2
 
@@ -202,11 +202,11 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Scan(self, request: kv_pb2.ScanRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         start, stop = self._decode.scan(request)
         page, rest = self._reading.page(self._reading.range(request, start, stop), request.snapshot)
-        await context.write(page)
+        await send(context, page)
         while rest is not None:
             page, rest = self._reading.page(rest, request.snapshot)
             if rest is not None or page.entries:
-                await context.write(page)
+                await send(context, page)
 
     @answered
     async def Watch(self, request: watch_pb2.WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802

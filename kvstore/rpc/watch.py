@@ -23,7 +23,7 @@ from kvstore.layout import index_key, index_of
 from kvstore.loop import Loop
 from kvstore.replica import Replica
 from kvstore.rpc.decode import Decoder
-from kvstore.rpc.wire import Context
+from kvstore.rpc.wire import Context, send
 from kvstore.storage.contract import Snapshot, Storage
 from kvstore.update import Update, unpack_change
 from kvstore.v1 import watch_pb2
@@ -85,7 +85,7 @@ class Watching:
     async def _follow(self, position: int, prefix: bytes, context: Context) -> None:
         said = self._loop.said
         commit = said.number if position == said.changes else 0  # 0: while it catches up, that is not known
-        await context.write(self._response(position, commit))
+        await send(context, self._response(position, commit))
         told_s = time.monotonic()
         while not self._feed.is_closed:
             said, rows = self._loop.said, []
@@ -98,7 +98,7 @@ class Watching:
             response = self._response(position, commit)
             _fill(response, rows, prefix)
             if response.changes or time.monotonic() - told_s >= self._progress_s:
-                await context.write(response)
+                await send(context, response)
                 told_s = time.monotonic()
             elif position < self._loop.said.changes:
                 await asyncio.sleep(0)  # nothing for this watch in the page; others have their turn before the next

@@ -11,6 +11,7 @@ request had gone out; so none of these is ever `definite`.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -57,7 +58,15 @@ def fill(entry: model_pb2.Entry, key: bytes, record: Record) -> None:
     entry.key, entry.value, entry.expires_ms = key, value or b"", expires_ms
 
 
-# Errors of ours, on their way out
+# Answers and errors of ours, on their way out
+
+
+async def send(context: Context, response: Any) -> None:
+    """One response of a stream. When the other side is gone, this call has ended like any other that is cancelled."""
+    try:
+        await context.write(response)
+    except grpc.aio.InternalError as error:
+        raise asyncio.CancelledError from error
 
 
 async def abort(context: Context, error: KvError) -> NoReturn:

@@ -161,7 +161,11 @@ def refusal_of(error: grpc.aio.AioRpcError) -> Refusal:
 
 
 async def all_of(stream: Any) -> list[Any]:
-    return [one async for one in stream]
+    """What a stream still has; raises what it ends with."""
+    found = []
+    while (one := await stream.read()) is not grpc.aio.EOF:
+        found.append(one)
+    return found
 
 
 async def until(condition: Callable[[], object], seconds: float = 10) -> None:

@@ -321,7 +321,7 @@ def test_a_write_without_a_request_id_goes_alone_and_once(script):
 
 
 def test_calls_that_were_refused_for_a_moment_are_sent_again_and_nothing_else(script):
-    script.mishaps["Item"] += [None, InboxFull(limit=1), None, Stopping(site="a")]
+    script.mishaps["Item"] += [None, InboxFull(limit=1, unit="writes"), None, Stopping(site="a")]
 
     async def story(kv: Any) -> None:
         await asyncio.gather(*[kv.put(b"k%d" % number, b"v") for number in range(4)])

@@ -107,6 +107,21 @@ def test_somebody_who_knows_a_dot_that_we_never_used_tells_us_that_we_forgot() -
     story(told)
 
 
+def test_a_replica_that_forgot_ends_its_other_links_too() -> None:
+    async def told() -> None:
+        async with town(3, is_started=False) as those:
+            a, b, c = those
+            async with listener(b, answer()):
+                await a.start(a.server)
+                await until(lambda: a.links.state(B).connected)
+                async with listener(c, answer(known_seq=9)):
+                    await until(lambda: a.replica.fence)
+                    await until(lambda: not a.links.state(B).connected)
+                    assert "c knows of message 9 of a" in a.links.state(B).trouble
+
+    story(told)
+
+
 def test_an_old_copy_of_a_restored_replica_is_kept_out() -> None:
     async def told() -> None:
         async with town(is_started=False) as those:

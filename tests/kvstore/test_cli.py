@@ -433,7 +433,7 @@ def test_every_error_has_an_exit_code_of_its_kind() -> None:
     ("error", "code"),
     [
         (ValueTooLarge(length=9, limit=8), 2),
-        (InboxFull(limit=3), 3),
+        (InboxFull(limit=3, unit="writes"), 3),
         (OutboxFull(peer="b", size=9, limit=8), 3),
         (StorageFailed(path="data", why="the disk is gone"), 3),
         (PositionTooOld(position=1, oldest=5), 4),

@@ -65,7 +65,7 @@ def test_status_shows_all_sites_and_one_that_is_down_as_down(busy_script: Script
     assert ["a", "up", "1,234", "10", "2", "(1.5", "s)", "2.9", "MiB", "7", "2.0", "KiB", "12.3", "99.9", "1"] in lines
     assert next(line for line in lines if line[:1] == ["b"])[:3] == ["b", "down", "-"]
     assert any("cannot be reached" in line for line in result.stdout.splitlines())
-    assert "closed: nobody answers" in result.stdout and "5 (2.9 MiB)" in result.stdout
+    assert "a → b: nobody answers" in result.stdout and "5 (2.9 MiB)" in result.stdout
     assert "OUTBOX_FILLING, for 5" in result.stdout
     up, down = run(*arguments, "plain").stdout.splitlines()
     assert up.split("\t") == ["a", "up", "1234", "10", "2", "3000000", "7", "2048", "12.3", "99.9", "1"]

@@ -243,7 +243,7 @@ def test_a_lasting_refusal_is_raised_at_once(kv, script):
 
 
 def test_a_full_inbox_is_tried_again_later(kv, script):
-    script.mishaps["Put"] += [InboxFull(limit=1), InboxFull(limit=1)]
+    script.mishaps["Put"] += [InboxFull(limit=1, unit="writes"), InboxFull(limit=1, unit="writes")]
     assert kv.put(b"k", b"v").version == Version(1, 0)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,12 @@ from kvstore.backlog import Backlog
 from kvstore.config import LinkConfig
 from kvstore.effects import Envelope
 from kvstore.errors import Unavailable
+from kvstore.hello import Accepted
 from kvstore.limits import Limits
-from kvstore.rpc import links
+from kvstore.rpc import frames, links
 from kvstore.shape import write_cuts
 from kvstore.storage.lmdb import LmdbStorage
-from tests.kvstore.town import QUICK, Town, story, town, until
+from tests.kvstore.town import QUICK, Town, listener, story, town, until
 
 A, B, C = range(3)
 
@@ -302,6 +304,30 @@ def test_a_cut_of_one_direction_leaves_the_other(tmp_path: Path) -> None:
             await b.put(b"k")
             await until(lambda: a.value(b"k"))
             assert not a.links.state(B).connected and a.links.state(B).connects == 0
+
+    story(told)
+
+
+def test_a_cut_needs_only_the_sender(tmp_path: Path) -> None:
+    network, ended = tmp_path / "network.json", []
+
+    async def accepting(_: Any, context: Any) -> None:
+        await context.write(frames.accepted_frame(Accepted(0, 1, 0, 0, 0)))
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(monotonic())
+
+    async def told() -> None:
+        async with town(network=network, is_started=False) as those:
+            a, b = those
+            async with listener(b, accepting) as hellos:
+                await a.start(a.server)
+                await until(lambda: a.links.state(B).connected)
+                write_cuts(network, [("a", "b")])
+                await until(lambda: ended)
+                await asyncio.sleep(0.2)
+                assert len(hellos) == 1
 
     story(told)
 

@@ -17,13 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import connect
 from kvstore.cluster import DidNotStart, LocalCluster
 from kvstore.config import SiteConfig
 from kvstore.errors import AddressTaken, BadRequest, ConfigError, Unavailable, UnknownSite
 from kvstore.process import State, read_pid_file
 from kvstore.shape import read_cuts
-from tests.kvstore.shell import run
 
 WAIT_S = 20.0
 LISTEN = """
