@@ -52,8 +52,8 @@ else
 	apt-get update -qq && apt-get install -y -qq $(DEBIAN_PACKAGES)
 endif
 
-demo: setup ## show the protocols at work on one small execution
-	$(BIN)/causal demo
+demo: setup ## show the store at work: three real replicas, a message held and explained, a kill -9
+	$(BIN)/kvstore demo
 
 test: setup ## run everything quick, with a time budget for each folder; PYTEST_ARGS="-k word" selects
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
@@ -75,8 +75,8 @@ format: setup ## put the code into the format that lint asks for
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-bench: setup ## measure microseconds and bytes of every protocol on this machine
-	$(BIN)/causal bench
+bench: setup ## measure three replicas on this machine: puts a second, latency, CPU a put (`causal bench`: the protocols)
+	$(BIN)/python -m loadtests.bench
 
 reproduce: setup ## draw the figures and tables of the docs again
 	for example in docs/examples/*.jsonl; do \

@@ -83,6 +83,7 @@ class PeerFacts:
     outbox_messages: int = 0
     wall_ahead_ms: int | None = None  # our clock before its clock, when it last spoke
     promise_ms: int = 0  # nothing older than this will come from it
+    is_absent: bool = False  # its link to us is not open
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,10 @@ def _peer_alarms(facts: Facts, peer: PeerFacts) -> Iterator[Alarm]:
         sentence = f"the clock of {name} is {-peer.wall_ahead_ms} ms ahead of the one of {facts.site}"
         yield alarm("PEER_CLOCK", sentence, peer=name, ahead_ms=-peer.wall_ahead_ms, limit=limits.clock_skew_max_ms)
     oldest_ms = facts.tombstone_oldest_ms
-    if oldest_ms is not None and peer.promise_ms <= oldest_ms < facts.now_ms - TOMBSTONES_KEPT_MS:
-        sentence = f"deletes are remembered since {_seconds(facts.now_ms - oldest_ms)}, because {name} is behind"
+    is_kept = oldest_ms is not None and peer.promise_ms <= oldest_ms < facts.now_ms - TOMBSTONES_KEPT_MS
+    if oldest_ms is not None and is_kept and peer.is_absent:
+        age = _seconds(facts.now_ms - oldest_ms)
+        sentence = f"deletes cannot be forgotten, the oldest for {age}, because {name} is away"
         yield alarm("TOMBSTONES_KEPT", sentence, peer=name, since_ms=oldest_ms, limit=TOMBSTONES_KEPT_MS)
 
 
@@ -280,6 +283,7 @@ def _peer_facts(node: Node, peer: int) -> PeerFacts:
         outbox_messages=link.sent - link.acked,
         wall_ahead_ms=link.wall_ahead_ms,
         promise_ms=time_ms(link.promise),
+        is_absent=not node.peering.state(peer).connected,
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,16 @@ def main() -> None:
     help="Which links are cut, for clusters on one machine; looked at again and again.",
 )
 @click.option("--no-reflection", is_flag=True, help="Do not tell clients which services there are.")
+@click.option("--with-parent", is_flag=True, help="End also when standard input does: whoever holds it is gone.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="How much to log.")
 def serve(
-    cluster_file: Path | None, site: str, trace: Path | None, network: Path | None, no_reflection: bool, log_level: str
+    cluster_file: Path | None,
+    site: str,
+    trace: Path | None,
+    network: Path | None,
+    no_reflection: bool,
+    with_parent: bool,
+    log_level: str,
 ) -> None:
     """Run one replica in this process, until SIGTERM or Ctrl-C. Logs go to standard error.
 
@@ -86,10 +95,27 @@ def serve(
     cluster = Ask(cluster_file, site, Output.PLAIN, 0).cluster()
     cluster.site(site)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    if with_parent:
+        threading.Thread(target=_end_with_standard_input, name="parent", daemon=True).start()
     from kvstore.node import serve as run
 
     run(cluster, site, trace=trace, network=network, reflection=not no_reflection)
 
 
+def _end_with_standard_input() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 for one in (*keys.COMMANDS, *look.COMMANDS, *disk.COMMANDS, local.cluster):
     main.add_command(one)
+
+
+@main.command()
+@click.option("--protocol", default="optimal", show_default=True, help="What orders the updates.")
+def demo(protocol: str) -> None:
+    """The store in one page: three real replicas, a message held and explained, a kill -9. Takes some seconds."""
+    from kvstore.demo import run
+
+    run(click.echo, protocol)

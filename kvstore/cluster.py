@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Any, NamedTuple, Self
 import kvstore
 from kvstore.config import Cluster, SiteConfig, load_cluster, parse_cluster
 from kvstore.errors import AddressTaken, BadRequest, ConfigError, Unavailable
-from kvstore.plan import is_free, plan
+from kvstore.plan import accepts, is_free, plan
 from kvstore.process import Process, State, read_pid_file, spawn, write_pid_file
 from kvstore.shape import read_cuts, write_cuts
 
@@ -61,6 +60,7 @@ class LocalCluster:
     def __init__(self, directory: Path, cluster: Cluster, *, arguments: Sequence[str] | None = None) -> None:
         self.directory = directory
         self.cluster = cluster
+        self.is_tied = False  # whether replicas that are started here end with this process, however it ends
         self._arguments = arguments  # for `kvstore serve`; None: those that each replica had before
 
     @classmethod
@@ -90,6 +90,7 @@ class LocalCluster:
         return cls(directory, load_cluster(directory / FILE), arguments=arguments)
 
     def __enter__(self) -> Self:
+        self.is_tied = True
         self.start()
         return self
 
@@ -256,19 +257,20 @@ class LocalCluster:
             arguments = found[1] if found else []
         command = self._command(site, arguments)
         with self.log_file(site.name).open("ab") as log:
-            process = spawn(command, log, folder=self.directory, environment=_environment())
+            process = spawn(command, log, folder=self.directory, environment=_environment(), is_tied=self.is_tied)
         write_pid_file(self._pid_file(site.name), process, arguments)
 
     def _command(self, site: SiteConfig, arguments: Sequence[str]) -> list[str]:
         network = str(self.directory / NETWORK)
-        own = ["--cluster", str(self.file), "--site", site.name, "--network", network, *arguments]
-        return [sys.executable, "-P", "-m", "kvstore", "serve", *own]
+        own = ["--cluster", str(self.file), "--site", site.name, "--network", network]
+        tie = ["--with-parent"] if self.is_tied else []
+        return [sys.executable, "-P", "-m", "kvstore", "serve", *own, *tie, *arguments]
 
     def _wait_until_it_serves(self, site: SiteConfig, deadline: float, log_start: int) -> None:
         process = self.process(site.name)
         assert process is not None
         while process.state() is not State.GONE:
-            if _accepts(site.client):
+            if accepts(site.client):
                 return
             if time.monotonic() > deadline:
                 raise DidNotStart(f"{site.name} does not serve yet; {self._last_words(site, log_start)}")
@@ -334,15 +336,6 @@ def _environment() -> Mapping[str, str]:
     home = str(Path(kvstore.__file__).parents[1])
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-
-
-def _accepts(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
-            return True
-    except OSError:
-        return False
 
 
 def _size(path: Path) -> int:

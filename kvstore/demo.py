@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.client import Client, connect
 from kvstore.cluster import LocalCluster
 from kvstore.config import LinkConfig
 from kvstore.errors import KvError
-from kvstore.v1 import event_pb2
 
 SITES = ("paris", "tokyo", "quito")
 DELAYS_MS = {("paris", "tokyo"): 40.0, ("tokyo", "quito"): 60.0, ("paris", "quito"): 400.0}
@@ -67,9 +66,8 @@ def _write_here_read_there(say: Say, clients: Mapping[str, Client]) -> None:
     say(f"   paris  put greeting = bonjour     on disk and answered in {_ms(statistics.median(took))} (median of 20)")
     for name in ("tokyo", "quito"):
         _until(lambda name=name: clients[name].get(b"greeting"))  # type: ignore[misc]
-        say(
-            f"   {name}  get greeting -> bonjour    visible {_ms(time.perf_counter() - start)} after the put, same version {written.version}"
-        )
+        after = _ms(time.perf_counter() - start)
+        say(f"   {name}  get greeting -> bonjour    visible {after} after the put, same version {written.version}")
     say("")
 
 
@@ -81,13 +79,12 @@ def _hold_and_explain(say: Say, clients: Mapping[str, Client]) -> None:
         say("   paris  put chat/1-question        quito is 400 ms away from paris, tokyo only 40")
         _until(lambda: clients["tokyo"].get(b"chat/1-question"))
         clients["tokyo"].put(b"chat/2-reply", b"yes, at noon")
-        say("   tokyo  reads it, put chat/2-reply  the reply takes the fast way: it overtakes the question")
+        say("   tokyo  reads it, put chat/2-reply the reply takes the fast way: it overtakes the question")
         held = _until(lambda: _held_with_updates(clients["quito"]))
         at = time.perf_counter() - start
         shows = clients["quito"].get_many([b"chat/1-question", b"chat/2-reply"])
-        say(
-            f"   quito  holds the reply back       {_ms(at)} after the question; it shows {len(shows)} of the two. Why, asks `kvstore explain`:"
-        )
+        say(f"   quito  holds the reply back       {_ms(at)} after the question; it shows {len(shows)} of the two")
+        say("          and why, as `kvstore explain` tells it:")
         for line in _explained(held):
             say(f"            {line}")
         order = [next(watch).key.decode() for _ in range(2)]
@@ -95,11 +92,12 @@ def _hold_and_explain(say: Say, clients: Mapping[str, Client]) -> None:
     say("")
 
 
-def _held_with_updates(kv: Client) -> event_pb2.HeldMessage | None:
+def _held_with_updates(kv: Client) -> Any:
+    """The first message with updates that is held at a replica, or None."""
     return next((held for held in kv.explain().held if held.updates), None)
 
 
-def _explained(held: event_pb2.HeldMessage) -> Iterator[str]:
+def _explained(held: Any) -> Iterator[str]:
     yield (
         f"message {held.dot.seq} of {held.origin} waits since {held.held_ms} ms"
         f" for message {held.missing.seq} of {held.missing_origin}"
@@ -130,9 +128,8 @@ def _kill(say: Say, cluster: LocalCluster, clients: Mapping[str, Client]) -> Non
         start = time.perf_counter()
         cluster.restart("tokyo")
         _until(lambda: len(acknowledged) > before)
-        say(
-            f"   tokyo  back after {_ms(time.perf_counter() - start)}, its client goes on by itself (request ids: one effect each)"
-        )
+        after = _ms(time.perf_counter() - start)
+        say(f"   tokyo  back after {after}; its client has asked again by itself, each write with one effect")
     for name, kv in clients.items():
         there = _until(lambda kv=kv: _all_there(kv, acknowledged))  # type: ignore[misc]
         say(f"   {name}  has {there} of {len(acknowledged)} acknowledged writes")

@@ -118,13 +118,6 @@ class ClockSkew(KvError):
     sentence = "the clock of {site} is {ahead_ms} ms ahead; writes stop at {limit} ms"
 
 
-class WatchTooSlow(KvError):
-    """The watcher may come back with its last position; as long as the changes are kept, nothing is lost."""
-
-    reason = "WATCH_TOO_SLOW"
-    sentence = "{limit} changes are waiting for this watcher, who does not take them"
-
-
 class PositionTooOld(KvError):
     reason = "POSITION_TOO_OLD"
     sentence = "changes from {position} on are wanted, but they are kept only from {oldest} on"
@@ -259,7 +252,6 @@ ERRORS: Mapping[type[KvError], str] = {
     TooManyWaiting: "RESOURCE_EXHAUSTED",
     OutboxFull: "UNAVAILABLE",
     ClockSkew: "UNAVAILABLE",
-    WatchTooSlow: "RESOURCE_EXHAUSTED",
     PositionTooOld: "OUT_OF_RANGE",
     SnapshotGone: "NOT_FOUND",
     NotHeldHere: "FAILED_PRECONDITION",

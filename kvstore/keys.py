@@ -24,7 +24,7 @@ class Keys:
 
     _view: Snapshot
     _step: Step
-    _overlay: dict[bytes, Record | None]  # what this step has made of a key; None: it is gone
+    _overlay: dict[bytes, Record | None]  # what this step has read or made of a key; None: nothing is there
 
     def begin(self, view: Snapshot, step: Step) -> None:
         self._view, self._step, self._overlay = view, step, {}
@@ -34,7 +34,9 @@ class Keys:
         if key in self._overlay:
             return self._overlay[key]
         data = self._view.get("keys", key)
-        return None if data is None else unpack_record(data, key=key)
+        record = None if data is None else unpack_record(data, key=key)
+        self._overlay[key] = record
+        return record
 
     def expect(self, key: bytes, record: Record) -> None:
         """What will be under a key when its message is stamped: a later write of this step compares with it."""

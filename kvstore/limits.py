@@ -36,7 +36,7 @@ class Limits:
     inbox_max: int = limit(1024)  # writes waiting for the loop; beyond it: InboxFull, at once
     inbox_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     commit_max: int = limit(4096)  # inputs in one commit; beyond it: they wait for the next one
-    commit_bytes_max: int = limit(4 * MIB)  # bytes of them; beyond it: the same, after one input at least
+    commit_bytes_max: int = limit(2 * MIB)  # bytes of them; beyond it: the same, after one input at least
     calls_max: int = limit(4096)  # calls of clients under way; beyond it: TooManyWaiting, at once
     waits_max: int = limit(1024)  # requests waiting for a token to be due; beyond it: TooManyWaiting
     forwards_max: int = limit(256)  # forwarded reads under way; beyond it: TooManyWaiting
@@ -49,7 +49,7 @@ class Limits:
     map_bytes_max: int = limit(1 << 40, least=MIB)  # bytes of the database file; beyond it: StorageFailed
 
     link_queue_max: int = limit(256)  # messages of one peer not yet taken; beyond it: its link is not read
-    link_queue_bytes_max: int = limit(2 * MIB)  # bytes of them; beyond it: the same
+    link_queue_bytes_max: int = limit(MIB)  # bytes of them; beyond it: the same
     link_held_max: int = limit(10_000)  # messages of one peer held back; beyond it: its link is not read
     link_held_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     link_cache_max: int = limit(4096)  # messages kept in memory for one peer; beyond it: they are read from the outbox
@@ -64,7 +64,6 @@ class Limits:
 
     watches_max: int = limit(1024)  # open watches; beyond it: TooManyWaiting
     event_backlog_max: int = limit(10_000)  # events that one reader has not taken; beyond it: lost, and counted
-    watch_backlog_max: int = limit(10_000)  # changes that one watcher has not taken; beyond it: WatchTooSlow
     changes_max: int = limit(100_000)  # changes kept for watches; beyond it: the oldest go, PositionTooOld for them
     snapshots_max: int = limit(16)  # snapshots leased at once; beyond it: TooManyWaiting
     snapshot_lease_max_ms: int = limit(60_000)  # ms that a snapshot is pinned; beyond it: it is given up

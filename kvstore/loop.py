@@ -23,7 +23,7 @@ from typing import NamedTuple
 from causal.model import Site
 from kvstore.config import Durability
 from kvstore.effects import Arrived, Committed, Envelope, Happened, Input, Moment, Step, Tick, Write, Written
-from kvstore.errors import InboxFull, KvError, Stopping
+from kvstore.errors import InboxFull, Internal, KvError, Stopping
 from kvstore.persist import save
 from kvstore.replica import Replica
 from kvstore.storage.contract import Storage
@@ -143,7 +143,8 @@ class Loop:
         the causally first is the next one of its link, and nothing of that link is held.
         """
         queue = self._peers[peer]
-        while self._is_full(queue) or self._holds_too_much(peer):
+        has_messages = any(isinstance(one, Arrived) for one in inputs)  # whatever else a peer says never waits for them
+        while self._is_full(queue) or (has_messages and self._holds_too_much(peer)):
             queue.room.clear()
             await queue.room.wait()
         queue.extend(inputs)
@@ -208,11 +209,11 @@ class Loop:
         except BaseException as error:
             for _, asked in turn.asked:
                 if not asked.answer.done():
-                    asked.answer.set_exception(error if isinstance(error, KvError) else Stopping(site="this replica"))
+                    asked.answer.set_exception(error if isinstance(error, KvError) else Internal(why=repr(error)))
             raise
         self._answer(turn)
         number = step.batch.number if step.changed else step.batch.number - 1
-        happened = Happened(number, step.events, turn.stepped, _moment(), turn.inputs, step.updates)
+        happened = Happened(number, step.events, turn.stepped, moment(), turn.inputs, step.updates)
         self._unsaid.append(Unsaid(number, step, happened))
         for queue in self._peers.values():
             queue.room.set()
@@ -221,7 +222,7 @@ class Loop:
         inputs, asked = self._take()
         if not inputs:
             return None
-        stepped = _moment()
+        stepped = moment()
         with self._storage.snapshot() as view:
             step = self.replica.step(inputs, self._now_ms(), view)
         return Turn(step, asked, len(inputs), stepped)
@@ -319,5 +320,5 @@ class Loop:
         self.inbox = self._inbox_bytes = 0
 
 
-def _moment() -> Moment:
+def moment() -> Moment:
     return Moment(time.time_ns(), time.monotonic_ns())

@@ -24,7 +24,7 @@ from kvstore.config import Cluster
 from kvstore.effects import Happened
 from kvstore.feed import EventFeed, Feed
 from kvstore.leases import Leases
-from kvstore.loop import Loop, Outlet
+from kvstore.loop import Loop, Outlet, moment
 from kvstore.metrics import Metrics
 from kvstore.persist import open_replica
 from kvstore.rpc.doors import Doors
@@ -58,11 +58,12 @@ class Node:
         self.site = cluster.site(site)
         self.started_ms = self.now_ms()
         self.storage = storage or _open_storage(cluster, cluster.data_of(self.site))
+        self._event_loop = asyncio.get_running_loop()
         try:
             with self.storage.snapshot() as view:
                 self.replica = open_replica(cluster, self.site.number, view, str(cluster.data_of(self.site)))
-            self.trace = self._start_trace(trace) if trace is not None else None
             self._wire(network, reflection)
+            self.trace = self._start_trace(trace) if trace is not None else None
         except BaseException:
             self.storage.close()
             raise
@@ -70,14 +71,20 @@ class Node:
     def _start_trace(self, folder: Path) -> Trace:
         ordering = self.replica.ordering
         self.replica.notes.start_witness(delivered=ordering.delivered, clock=ordering.clock)
-        return Trace(
+        trace = Trace(
             folder,
-            run=self.cluster.cluster_id,
             cluster=self.cluster,
             site=self.site,
             incarnation=self.replica.incarnation,
-            limits=self.cluster.limits,
+            alarm=self._trace_stopped,
         )
+        if self.storage.number:
+            trace.happened(self.replica.notes.restarted(ordering.clock, self.storage.number, moment()))
+        return trace
+
+    def _trace_stopped(self, sentence: str) -> None:
+        """Called by the thread that writes the trace."""
+        self._event_loop.call_soon_threadsafe(self.alarms.raise_, "TRACE_STOPPED", sentence)
 
     def _wire(self, network: Path | None, reflection: bool) -> None:
         self.metrics = Metrics(
@@ -101,6 +108,33 @@ class Node:
         self.links = Links(*parts)
         self.peering = Peering(*parts)
         self.doors = Doors(self, reflection=reflection)
+        self._show_gauges()
+
+    def _show_gauges(self) -> None:
+        """What is so now, read when somebody looks."""
+        gauge, replica, links = self.metrics.gauge, self.replica, self.replica.links
+        names = {peer: self.cluster.sites[peer].name for peer in links}
+        gauge("kvstore_inbox_writes", "Writes that wait for the corridor.", lambda: self.loop.inbox)
+        gauge("kvstore_held_messages", "Messages held back now.", lambda: len(replica.held))
+        gauge(
+            "kvstore_outbox_bytes",
+            "Bytes kept for a peer that has not acknowledged them.",
+            lambda: {name: links[peer].outbox_bytes for peer, name in names.items()},
+            label="peer",
+        )
+        gauge("kvstore_log_units", "What the protocol remembers, in its own measure.", replica.ordering_units)
+        gauge("kvstore_storage_bytes", "Size of the data on disk.", self.storage.size_bytes)
+        gauge("kvstore_snapshots", "Snapshots that are leased.", lambda: len(self.leases))
+        gauge("kvstore_clock_ahead_seconds", "Hybrid clock before the wall clock.", self._clock_ahead_s)
+        gauge(
+            "kvstore_links_connected",
+            "Links to a peer that are open.",
+            lambda: {name: float(self.links.state(peer).connected) for peer, name in names.items()},
+            label="peer",
+        )
+
+    def _clock_ahead_s(self) -> float:
+        return self.replica.clock.ahead_ms(self.now_ms()) / 1000
 
     # Time
 

@@ -1,7 +1,7 @@
 """What happened to messages in a step, for traces and metrics; and the witness that travels with traced messages.
 
 The witness is a plain vector clock: the newest message of each site in the causal past. It travels only where tracing
-is on, beside the control information and not counted with it. A judge compares what the protocols did with what it says.
+is on, beside the control information and not counted with it; a judge compares what the protocols did with it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from causal.blocks import Reader, pack_numbers
 from causal.model import Dot, Message, Missing, Site
 from causal.multicast import Outgoing
-from kvstore.effects import Envelope, Event
+from kvstore.effects import Envelope, Event, Happened, Moment
 from kvstore.update import Update
 
 
@@ -64,6 +64,12 @@ class Notes:
         """These updates of a message changed keys. Which keys, only a trace may want to know."""
         keys = () if self.witness is None else tuple(update.key for update in updates)
         self._events.append(Event("applied", dot, peer, number, updates=len(updates), keys=keys, time=time))
+
+    def restarted(self, clock: int, commit: int, now: Moment) -> Happened:
+        """The process started again with its data, after this commit and this message."""
+        witness = b"" if self.witness is None else pack_numbers(self.witness)
+        event = Event("restarted", Dot(self._site, clock), self._site, witness=witness)
+        return Happened(commit, [event], now, now, 0, 0)
 
     def witness_of(self, dot: Dot) -> bytes:
         """Of a message that is sent now."""

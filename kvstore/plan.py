@@ -163,6 +163,16 @@ def is_free(address: str) -> bool:
     return True
 
 
+def accepts(address: str) -> bool:
+    """Whether somebody listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
 def _outgoing() -> tuple[int, int]:
     with suppress(OSError, ValueError):
         first, last = map(int, _OUTGOING.read_text(encoding="ascii").split())

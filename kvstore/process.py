@@ -92,11 +92,21 @@ class Process(NamedTuple):
         return None if child is None else child.returncode
 
 
-def spawn(arguments: Sequence[str], log: IO[bytes], *, folder: Path, environment: Mapping[str, str]) -> Process:
-    """Start a process in a session of its own, so that Ctrl-C here does not reach it there."""
+def spawn(
+    arguments: Sequence[str],
+    log: IO[bytes],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    is_tied: bool = False,
+) -> Process:
+    """Start a process in a session of its own, so that Ctrl-C here does not reach it there.
+
+    One that is *tied* has a standard input that ends when this process does, however it ends.
+    """
     child = subprocess.Popen(
         list(arguments),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if is_tied else subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         cwd=folder,
@@ -148,5 +158,6 @@ def _boot() -> str:
 
 
 def _reap(pid: int) -> None:
-    if (child := _children.get(pid)) is not None:
-        child.poll()
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None and child.stdin is not None:
+        child.stdin.close()

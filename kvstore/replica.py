@@ -39,6 +39,7 @@ from kvstore.effects import (
 from kvstore.errors import (
     ClockSkew,
     ClusterMismatch,
+    CorruptRecord,
     KvError,
     LinkGap,
     MalformedUpdate,
@@ -54,7 +55,7 @@ from kvstore.placement import Placement, merges_of
 from kvstore.requests import Requests
 from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
-from kvstore.update import Record, Update, Version, escape, pack_updates, unpack_updates
+from kvstore.update import UPDATES_MAX, Record, Update, Version, escape, pack_updates, unpack_updates
 
 NOT_YET = Dot(0, 0)  # of a record whose message is not stamped yet
 RECENT_MAX = 4096  # delivered messages remembered, to explain by them why others wait; beyond it: the oldest go
@@ -136,6 +137,11 @@ class Replica:
         delivered = tuple(self.ordering.delivered)
         return Committed(number, self.ordering.context, delivered, self.clock.latest, self.keys.changes)
 
+    def ordering_units(self) -> int:
+        """How much the protocol remembers now, as its paper counts."""
+        units: int = self.ordering.context.units()
+        return units
+
     def known_seq(self, site: Site) -> int:
         """The newest message of a site that we have heard of, from anyone."""
         known: list[int] = [self.ordering.delivered[site], self.ordering.context.highest(site)]
@@ -151,12 +157,14 @@ class Replica:
             self._step.answers[place] = done
             return
         to = self._destinations(write)
-        refusal = self._refusal(write, to)
+        try:
+            refusal = self._refusal(write, to)
+        except CorruptRecord as error:  # of a key that the write is to be compared with
+            refusal = error
         if refusal is not None:
             self._step.answers[place] = refusal
             return
-        size = sum(len(one.key) + len(one.value or b"") for one in write.operations)
-        run = self._run(to, size)
+        run = self._run(to, write.size, len(write.operations))
         versions = []
         for one in write.operations:
             version = Version(self.clock.tick(self._now_ms), self.site)
@@ -199,12 +207,14 @@ class Replica:
                     return VersionMismatch(key=escape(one.key), found=shown[0], expected=shown[1])
         return None
 
-    def _run(self, to: Mask, size: int) -> OpenMessage:
-        """The open message for these destinations, with room for so many bytes more."""
+    def _run(self, to: Mask, size: int, updates: int) -> OpenMessage:
+        """The open message for these destinations, with room for so many bytes and updates more."""
         run = self._open
-        if run is not None and (run.to != to or run.bytes + size > self.cluster.limits.message_bytes_max):
-            self._close()
-            run = None
+        if run is not None:
+            is_large = run.bytes + size > self.cluster.limits.message_bytes_max
+            if run.to != to or is_large or len(run.updates) + updates > UPDATES_MAX:
+                self._close()
+                run = None
         if run is None:
             run = self._open = OpenMessage(to)
         run.bytes += size
@@ -267,12 +277,9 @@ class Replica:
             return
         self._close()
         try:
-            message = decode(self.ordering, envelope.control)
-            updates = unpack_updates(envelope.payload)
-            if message.dot.site != peer:
-                raise MalformedUpdate(why=f"message of site {message.dot.site} on the link of site {peer}")
-        except (CausalError, MalformedUpdate) as error:
-            self._step.refused[peer] = ClusterMismatch(str(error), what="message", here="-", there=str(envelope.number))
+            message, updates = self._opened(peer, envelope)
+        except KvError as error:
+            self._step.refused[peer] = error
             return
         link.received = envelope.number
         if message.dot not in self.held:  # else a peer repeats itself under a new number
@@ -289,6 +296,20 @@ class Replica:
                     self.notes.note("held", message, peer, envelope, missing=missing)
                 case Duplicate(repeated):
                     self._drop(repeated, peer, envelope)
+
+    def _opened(self, peer: Site, envelope: Envelope) -> tuple[Message, list[Update]]:
+        """What is in an envelope, checked while it can still be left where it is."""
+        try:
+            message = decode(self.ordering, envelope.control)
+            updates = unpack_updates(envelope.payload)
+            if message.dot.site != peer:
+                raise MalformedUpdate(why=f"message of site {message.dot.site} on the link of site {peer}")
+        except (CausalError, MalformedUpdate) as error:
+            here, there = "-", str(envelope.number)
+            raise ClusterMismatch(str(error), what="message", here=here, there=there) from None
+        for update in updates:  # what cannot be compared is found now, not in the middle of a delivery
+            self.keys.record(update.key)
+        return message, updates
 
     def _drop(self, repeated: Message, peer: Site, envelope: Envelope) -> None:
         """A message that came twice: an honest peer on an honest link never does that."""

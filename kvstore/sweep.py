@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvstore.clock import TIME_MAX
+from kvstore.errors import CorruptRecord
 from kvstore.keys import Keys
 from kvstore.layout import EXPIRY, TOMBSTONE, expiry_of, index_key, tombstone_of
 from kvstore.link import Link
@@ -38,7 +39,10 @@ def least_promise(links: Iterable[Link]) -> int:
 def _expire(keys: Keys, view: Snapshot, batch: Batch, now_ms: int) -> None:
     for mark, _ in view.scan("tombstones", EXPIRY, EXPIRY + index_key(now_ms + 1), limit=SWEEP_MAX):
         deadline_ms, key = expiry_of(mark)
-        record = keys.record(key)
+        try:
+            record = keys.record(key)
+        except CorruptRecord:  # whoever reads it is told; a sweep leaves it alone
+            continue
         if record is not None and record.value is not None and record.expires_ms == deadline_ms:
             keys.put(key, record._replace(value=None))
         batch.deletes.append(("tombstones", mark))
@@ -48,7 +52,10 @@ def _collect(keys: Keys, promise: int, view: Snapshot, batch: Batch) -> None:
     passed = TOMBSTONE + Version(promise, SITE_MAX).pack()
     for mark, _ in view.scan("tombstones", TOMBSTONE, passed, limit=SWEEP_MAX):
         version, key = tombstone_of(mark)
-        record = keys.record(key)
+        try:
+            record = keys.record(key)
+        except CorruptRecord:
+            continue
         if record is not None and record.value is None and record.version == version:
             keys.remove(key)
         batch.deletes.append(("tombstones", mark))

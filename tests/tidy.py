@@ -43,6 +43,7 @@ ORACLE_KNOWS = {"causal.model", "causal.execution"}  # it must judge protocols w
 
 # The store: these files decide and do nothing; generated code is known to those who speak gRPC only.
 STORE_PURE = {
+    "backlog.py",
     "clock.py",
     "effects.py",
     "errors.py",

@@ -104,6 +104,7 @@ def up(directory: Path, trace: bool, detach: bool, **wishes: Any) -> None:
         local.start()
         _summary(local, directory, is_foreground=False)
         return
+    local.is_tied = True
     with _signals_as_interrupts():
         try:
             local.start()

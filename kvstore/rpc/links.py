@@ -24,7 +24,7 @@ import grpc
 from causal.model import Site
 from kvstore.backlog import Backlog
 from kvstore.config import Cluster, SiteConfig
-from kvstore.effects import Acked, Envelope, Greeted
+from kvstore.effects import Envelope, Greeted
 from kvstore.errors import ClusterMismatch, Internal, KvError, Unavailable
 from kvstore.hello import Accepted, Refusal, greeting, is_forgetful, judge_reply, refused
 from kvstore.loop import Loop
@@ -138,17 +138,16 @@ class OutLink:
         return reply
 
     async def _converse(self, call: Call, accepted: Accepted) -> None:
-        peer, state = self._peer, self.state
+        state = self.state
         self.backlog.open(accepted.up_to)
-        self._sending = Sending(self._parts, peer, call, self.backlog, state)
+        greeted = Greeted(self._peer, accepted.incarnation, is_accepted_by_peer=True, time=accepted.time)
+        self._sending = Sending(self._parts, greeted, call, self.backlog, state)
         state.connected, state.trouble, state.heard_mono = True, "", monotonic()
         state.connects += 1
         self._parts.metrics.link_opened(self._name)
         log.info("the link to %s is open; it has up to %d", self._name, accepted.up_to)
         steady = asyncio.get_running_loop().call_later(STEADY_S, self._is_steady)
         try:
-            greeted = Greeted(peer, accepted.incarnation, is_accepted_by_peer=True, time=accepted.time)
-            await self._parts.loop.offer(peer, (greeted, Acked(peer, accepted.up_to)))
             await self._sending.run()
         finally:
             steady.cancel()

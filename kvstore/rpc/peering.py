@@ -25,7 +25,7 @@ from kvstore.replica import Replica
 from kvstore.rpc import frames
 from kvstore.rpc.ends import HELLO_S_MAX, STEADY_S, Alarming, Counting, LinkState, Parts
 from kvstore.rpc.receiving import Receiving
-from kvstore.rpc.wire import Context, abort
+from kvstore.rpc.wire import Context, abort, send
 from kvstore.shape import Shape
 from kvstore.storage.contract import Storage
 
@@ -113,7 +113,7 @@ class Peering:
         steady = asyncio.get_running_loop().call_later(STEADY_S, self._is_steady, peer)
         why = f"the link from {hello.name} is broken"
         try:
-            await context.write(frames.accepted_frame(accepted))
+            await send(context, frames.accepted_frame(accepted))
             await stream.run()
             why = f"{hello.name} has closed the link"
         except KvError as error:
@@ -152,7 +152,7 @@ class Peering:
                 self._complain(hello.site, verdict)
             else:  # nobody we know; or the true peer is here, and this is only somebody else
                 log.info("%s is refused: %s", context.peer(), verdict)
-            await context.write(frames.refused_frame(refusal(verdict)))
+            await send(context, frames.refused_frame(refusal(verdict)))
             raise verdict
         if parts.shape.is_cut(hello.site, incoming=True):
             raise Unavailable(site=parts.site.name, why="the link is cut")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from causal.model import Site
@@ -20,7 +21,7 @@ from kvstore.errors import BadRequest, ClusterMismatch, KvError, LinkGap
 from kvstore.hello import Accepted, Greeting
 from kvstore.rpc import frames
 from kvstore.rpc.ends import LinkState, Parts, until_first
-from kvstore.rpc.wire import Context
+from kvstore.rpc.wire import Context, send
 from kvstore.shape import Line
 
 
@@ -34,7 +35,7 @@ class Receiving:
         self._passed = accepted.up_to
         self._greeted: Greeted | None = Greeted(hello.site, hello.incarnation)
         self._heard: tuple[int, Heard] | None = None  # a heartbeat, and the message before it
-        self._line = Line(parts.shape.delay(hello.site), context.write)
+        self._line = Line(parts.shape.delay(hello.site), partial(send, context))
         self._to_ack = accepted.up_to
         self._acked_at = float("-inf")
         self._is_ack_wanted = asyncio.Event()

@@ -19,7 +19,7 @@ import grpc
 
 from causal.model import Site
 from kvstore.backlog import Backlog
-from kvstore.effects import Acked
+from kvstore.effects import Acked, Greeted
 from kvstore.errors import BadRequest, Unavailable
 from kvstore.rpc import frames
 from kvstore.rpc.ends import LinkState, Parts, until_first
@@ -32,16 +32,19 @@ Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class Sending:
-    def __init__(self, parts: Parts, peer: Site, call: Call, backlog: Backlog, state: LinkState) -> None:
+    def __init__(self, parts: Parts, greeted: Greeted, call: Call, backlog: Backlog, state: LinkState) -> None:
+        peer: Site = greeted.peer
         self._parts = parts
         self._peer = peer
         self._name = parts.name(peer)
+        self._greeted = greeted
         self._call = call
         self._backlog = backlog
         self._state = state
         self._line = Line(parts.shape.delay(peer), self._write)
         self._in_flight: deque[tuple[int, float]] = deque()  # frames not acknowledged: last number, when sent
         self._acked = backlog.next - 1
+        self._is_ack_new = asyncio.Event()
         self._wake = asyncio.Event()
         self._is_gathering = False
         self._gather_s = parts.cluster.limits.link_gather_ms / 1000
@@ -50,7 +53,7 @@ class Sending:
 
     async def run(self) -> None:
         """Until the stream ends; raises why."""
-        await until_first(self._listen(), self._speak(), self._line.run())
+        await until_first(self._listen(), self._speak(), self._report(), self._line.run())
 
     def poke(self) -> None:
         """There is more to send."""
@@ -128,10 +131,10 @@ class Sending:
                 raise BadRequest(why=f"{self._name} acknowledges message {up_to}, but {sent} is the newest we sent")
             if up_to > self._acked:
                 self._take_ack(up_to)
-                await self._parts.loop.offer(self._peer, (Acked(self._peer, up_to),))
 
     def _take_ack(self, up_to: int) -> None:
         self._acked = up_to
+        self._is_ack_new.set()
         now, in_flight = monotonic(), self._in_flight
         while in_flight and in_flight[0][0] <= up_to:
             waited_s = now - in_flight.popleft()[1]
@@ -139,3 +142,12 @@ class Sending:
             self._parts.metrics.ack_waited(self._name, waited_s)
         if not in_flight:
             self._wake.set()
+
+    async def _report(self) -> None:
+        """The replica hears of the newest acknowledgement when it can; the stream does not wait for that."""
+        offer, peer = self._parts.loop.offer, self._peer
+        await offer(peer, (self._greeted, Acked(peer, self._acked)))
+        while True:
+            await self._is_ack_new.wait()
+            self._is_ack_new.clear()
+            await offer(peer, (Acked(peer, self._acked),))

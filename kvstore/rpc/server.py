@@ -12,21 +12,18 @@ import socket
 import grpc
 
 from kvstore.errors import AddressTaken
-from kvstore.limits import MIB, Limits
 
 STREAMS_MAX = 1024  # calls at once on one connection; beyond it: they wait at the client
 METADATA_BYTES_MAX = 16 * 1024  # of one request; beyond it: RESOURCE_EXHAUSTED
 PING_MS_MIN = 5_000  # between two keepalive pings of a client; faster ones are sent away
-SLACK_BYTES = MIB  # what a request may have beside its keys and values
 
 
-def make_server(limits: Limits, address: str, what: str) -> grpc.aio.Server:
-    """A server that is bound to its address and does not listen to anybody yet."""
-    size = limits.message_bytes_max + SLACK_BYTES
+def make_server(size_max: int, address: str, what: str) -> grpc.aio.Server:
+    """A server that is bound to its address and does not listen to anybody yet. `size_max` is for one request."""
     server = grpc.aio.server(
         options=(
             ("grpc.so_reuseport", 0),  # or a second replica would silently share the port
-            ("grpc.max_receive_message_length", size),
+            ("grpc.max_receive_message_length", size_max),
             ("grpc.max_send_message_length", -1),  # what we send is bounded where it is made
             ("grpc.max_concurrent_streams", STREAMS_MAX),
             ("grpc.max_metadata_size", METADATA_BYTES_MAX),

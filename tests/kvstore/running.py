@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import pytest
 
 from kvstore.effects import Operation, Write, Written
+from kvstore.errors import KvError
 from kvstore.node import Node
 from kvstore.plan import plan
+from kvstore.rpc.wire import error_of_rpc
 from kvstore.shape import write_cuts
 from kvstore.v1.admin_pb2_grpc import AdminStub
 
@@ -82,3 +85,14 @@ async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.005)
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, KvError]:
+    """How a call ends that must not go well."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code(), error_of_rpc(caught.value, site="a", timeout_ms=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from kvstore.v1 import model_pb2 as model
 from tests.simulation.cluster import make_cluster
 
 NOW_MS = 1_700_000_000_000
+STORY_S = 30  # that a story may take; beyond it: it hangs
 
 
 class SlowStorage(MemoryStorage):
@@ -131,6 +132,9 @@ class Served:
         )
 
 
+Story = Callable[[Served], Coroutine[Any, Any, None]]
+
+
 class Refusal(NamedTuple):
     """How a call failed, read as any client of gRPC can read it."""
 
@@ -176,13 +180,13 @@ async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     raise AssertionError("it did not happen")
 
 
-def run(story: Callable[[Served], Awaitable[None]], storage: Storage | None = None, **settings: Any) -> Served:
+def run(story: Story, storage: Storage | None = None, **settings: Any) -> Served:
     """One story with one replica, on memory unless told."""
     served = Served(storage, **settings)
 
     async def whole() -> None:
         async with served:
-            await story(served)
+            await asyncio.wait_for(story(served), STORY_S)
 
     asyncio.run(whole())
     return served

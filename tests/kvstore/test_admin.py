@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,14 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type:
 
 from causal.model import Dot
 from kvstore.effects import Event, Happened, Moment
-from kvstore.errors import Amnesia, KvError
+from kvstore.errors import Amnesia
 from kvstore.rpc import admin
 from kvstore.rpc.admin import ADMIN, EVENTS_MAX, KEY_VALUE, AdminService, Health
-from kvstore.rpc.wire import error_of_rpc
-from kvstore.storage.lmdb import LmdbStorage
-from kvstore.v1 import admin_pb2, event_pb2, kv_pb2, kv_pb2_grpc, model_pb2, status_pb2
-from tests.kvstore.running import Running, running, until
+from kvstore.v1 import event_pb2, model_pb2, status_pb2
+from tests.kvstore.running import Running, failure, running, told, until
 
 Kind = event_pb2.Event
 A, B, C = range(3)
-
-
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(story(), 60))
-
-
-async def failure(call: Awaitable[Any]) -> tuple[grpc.StatusCode, KvError]:
-    """How a call ends that must not go well."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code(), error_of_rpc(caught.value, site="a", timeout_ms=0)
 
 
 async def overtaken(cluster: Running) -> None:
@@ -213,150 +200,6 @@ def test_a_replica_that_stops_ends_its_streams_of_events_with_a_reason(tmp_path:
             cluster.stops["a"].set()
             code, error = await failure(stream.read())
             assert (code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "STOPPING")
-
-    told(story)
-
-
-# Backup
-
-
-def test_a_backup_is_a_whole_copy_that_knows_its_commit(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, replicas=1) as cluster:
-            written = await cluster.put("a", b"k", b"kept")
-            target = tmp_path / "copy"
-            made = await cluster.admin("a").Backup(admin_pb2.BackupRequest(directory=str(target)))
-            await cluster.put("a", b"k", b"later")
-            assert (made.directory, made.site) == (str(target), "a")
-            assert made.commit >= written.commit and made.size_bytes == (target / "data.mdb").stat().st_size > 0
-            with LmdbStorage(target) as copy, copy.snapshot() as view:
-                assert copy.number == made.commit
-                assert b"kept" in (view.get("keys", b"k") or b"")
-
-    told(story)
-
-
-def test_a_backup_that_cannot_be_is_refused_with_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, replicas=1) as cluster:
-            (tmp_path / "there").mkdir()
-            (tmp_path / "file").touch()
-            before = sorted(tmp_path.rglob("*"))
-            for directory, why in (
-                ("", "absolute"),
-                ("relative/copy", "absolute"),
-                (str(tmp_path / "data" / ".." / "copy"), "absolute"),
-                (f"{tmp_path}/a\0b", "absolute"),
-                (str(tmp_path / "there"), "exists already"),
-                (str(tmp_path / "nowhere" / "copy"), "there is no directory"),
-                (str(tmp_path / "file" / "copy"), "there is no directory"),
-                (str(tmp_path / ("x" * 300)), "too long"),
-                (str(tmp_path / "data" / "a"), "inside the data directory"),
-                (str(tmp_path / "data" / "a" / "copy"), "inside the data directory"),
-            ):
-                request = admin_pb2.BackupRequest(directory=directory)
-                code, error = await failure(cluster.admin("a").Backup(request))
-                assert (code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"), directory
-                assert why in str(error), str(error)
-            assert sorted(tmp_path.rglob("*")) == before
-            await cluster.put("a", b"alive")
-
-    told(story)
-
-
-class SlowCopies:
-    """Backups that wait for the test."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_free = False
-        whole = LmdbStorage.backup
-
-        def backup(storage: LmdbStorage, target: Path) -> None:
-            while not self.is_free:
-                time.sleep(0.005)
-            whole(storage, target)
-
-        monkeypatch.setattr(LmdbStorage, "backup", backup)
-
-
-def test_while_a_backup_runs_the_replica_goes_on_and_a_second_one_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = SlowCopies(monkeypatch)
-
-    async def story() -> None:
-        async with running(tmp_path, replicas=1) as cluster:
-            ask = cluster.admin("a").Backup
-            first = asyncio.ensure_future(ask(admin_pb2.BackupRequest(directory=str(tmp_path / "one"))))
-            await asyncio.sleep(0.05)
-            await asyncio.wait_for(cluster.put("a", b"k"), 5)
-            code, error = await failure(ask(admin_pb2.BackupRequest(directory=str(tmp_path / "two"))))
-            assert (code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WAITING")
-            copies.is_free = True
-            assert (await first).took_ms >= 50
-            await ask(admin_pb2.BackupRequest(directory=str(tmp_path / "two")))
-
-    told(story)
-
-
-def test_a_backup_whose_caller_has_gone_is_still_made_and_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = SlowCopies(monkeypatch)
-
-    async def story() -> None:
-        async with running(tmp_path, replicas=1) as cluster:
-            ask = cluster.admin("a").Backup
-            code, _ = await failure(ask(admin_pb2.BackupRequest(directory=str(tmp_path / "one")), timeout=0.1))
-            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-            copies.is_free = True
-            await until(lambda: (tmp_path / "one" / "data.mdb").exists())
-            await until_free(ask, tmp_path)
-
-    async def until_free(ask: Any, folder: Path) -> None:
-        for number in range(100):
-            try:
-                await ask(admin_pb2.BackupRequest(directory=str(folder / f"next{number}")))
-                return
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.02)
-        raise AssertionError("the place of the first one was never free again")
-
-    told(story)
-
-
-# Snapshots
-
-
-def test_a_snapshot_shows_the_moment_it_was_opened_until_it_is_released(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with running(tmp_path, replicas=1) as cluster:
-            written = await cluster.put("a", b"k", b"old")
-            stub, keys = cluster.admin("a"), kv_pb2_grpc.KeyValueStub(cluster.channels["a"])
-            lent = await stub.Snapshot(admin_pb2.SnapshotRequest())
-            assert (lent.site, lent.commit) == ("a", written.commit) and 0 < lent.lease_ms <= 60_000
-            await cluster.put("a", b"k", b"new")
-            seen = await keys.GetMany(kv_pb2.GetManyRequest(keys=[b"k"], snapshot=lent.snapshot))
-            assert b"old" in seen.SerializeToString() and b"new" not in seen.SerializeToString()
-            renewed = await stub.RenewSnapshot(admin_pb2.RenewSnapshotRequest(lease_ms=5, snapshot=lent.snapshot))
-            assert renewed.lease_ms == 5
-            await stub.ReleaseSnapshot(admin_pb2.ReleaseSnapshotRequest(snapshot=lent.snapshot))
-            await stub.ReleaseSnapshot(admin_pb2.ReleaseSnapshotRequest(snapshot=lent.snapshot))
-            code, error = await failure(stub.RenewSnapshot(admin_pb2.RenewSnapshotRequest(snapshot=lent.snapshot)))
-            assert (code, error.reason) == (grpc.StatusCode.NOT_FOUND, "SNAPSHOT_GONE")
-
-    told(story)
-
-
-def test_there_are_only_so_many_snapshots_and_none_lives_longer_than_it_may(tmp_path: Path) -> None:
-    async def story() -> None:
-        limits = {"snapshots_max": 2, "snapshot_lease_max_ms": 1_000}
-        async with running(tmp_path, replicas=1, limits=limits) as cluster:
-            ask = cluster.admin("a").Snapshot
-            lent = [(await ask(admin_pb2.SnapshotRequest(lease_ms=5_000))).lease_ms for _ in range(2)]
-            assert all(900 < lease_ms <= 1_000 for lease_ms in lent)
-            code, error = await failure(ask(admin_pb2.SnapshotRequest()))
-            assert (code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WAITING")
 
     told(story)
 

@@ -357,19 +357,21 @@ def test_every_caller_gets_an_error_of_its_own(script):
     run(story, script)
 
 
-def test_a_request_that_retries_does_not_keep_others_from_going_elsewhere():
+def test_requests_that_retry_do_not_keep_others_from_going_elsewhere(monkeypatch):
+    monkeypatch.setattr(lane, "CALLS_MAX", 1)
     first, second = Script("a", 0), Script("b", 1)
     first.mishaps["Pipeline"] += [REFUSED] * 50
 
     async def story(kv: Any) -> None:
-        stuck = asyncio.create_task(kv.put(b"k", b"v"))
-        while not first.requests:
+        stuck = [asyncio.create_task(kv.put(b"k", b"v")) for _ in range(lane.REQUESTS_MAX)]
+        while len(first.requests) < len(stuck):
             await asyncio.sleep(0.001)
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # they have failed, and wait to be tried again
         written = await asyncio.gather(*[kv.put(b"k%d" % number, b"w") for number in range(5)])
         assert {one.site for one in written} == {"b"}
+        assert not any(one.done() for one in stuck)
         first.mishaps["Pipeline"].clear()
-        assert (await stuck).site == "a"
+        assert {one.site for one in await asyncio.gather(*stuck)} == {"a"}
 
     run(story, first, second)
 

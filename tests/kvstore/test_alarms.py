@@ -74,7 +74,7 @@ WRONG: dict[str, list[Facts]] = {
         replace(WELL, disk_free_bytes=DISK_FREE_MIN_BYTES - 1),
     ],
     "TOMBSTONES_KEPT": [
-        replace(with_b(promise_ms=0), tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS - 1),
+        replace(with_b(promise_ms=0, is_absent=True), tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS - 1),
     ],
     "TRACE_LOST": [replace(WELL, trace_lost=12)],
     "TRACE_STOPPED": [replace(WELL, trace_trouble="no space left on device", trace_lost=12)],
@@ -90,7 +90,10 @@ FINE: list[Facts] = [
     with_b(wall_ahead_ms=None, promise_ms=0),
     replace(WELL, held=3, held_oldest_ms=HELD_LONG_MS),
     replace(WELL, tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS * 9),  # nobody is behind: the sweep will come to it
-    replace(with_b(promise_ms=0), tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS + 1),
+    replace(with_b(promise_ms=0, is_absent=True), tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS + 1),
+    replace(
+        with_b(promise_ms=0), tombstone_oldest_ms=NOW_MS - TOMBSTONES_KEPT_MS * 9
+    ),  # it is here, with nothing to say
     replace(WELL, disk_free_bytes=None),
 ]
 
@@ -234,7 +237,7 @@ def test_a_reason_that_is_not_in_the_table_is_a_bug(alarms: Alarms) -> None:
 
 def node_of(stage: Stage, site: int) -> Any:
     """The parts that are looked at, with links that nothing was heard on."""
-    silent = SimpleNamespace(state=lambda _: SimpleNamespace(trouble="", heard_mono=0.0))
+    silent = SimpleNamespace(state=lambda _: SimpleNamespace(trouble="", heard_mono=0.0, connected=False))
     return SimpleNamespace(
         cluster=stage.cluster,
         site=stage.cluster.sites[site],

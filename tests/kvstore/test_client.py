@@ -27,9 +27,9 @@ from kvstore.errors import (
     OutboxFull,
     PositionTooOld,
     Stopping,
+    TooManyWaiting,
     Unavailable,
     VersionMismatch,
-    WatchTooSlow,
 )
 from kvstore.v1 import admin_pb2, event_pb2, kv_pb2, model_pb2, status_pb2, watch_pb2
 from tests.kvstore.script import LOST, REFUSED, SILENT, Script, serving
@@ -311,6 +311,16 @@ def test_the_time_of_a_scan_is_for_one_page(kv, script):
     assert len([*kv.scan(b"k", timeout_s=0.2)]) == 6
 
 
+def test_a_scan_that_takes_long_stays_at_its_replica():
+    first, second = Script("a", 0), Script("b", 1)
+    first.mishaps["Scan"] += [SILENT]
+    with serving(first, second) as addresses, connect(addresses) as kv:
+        for number in range(4):
+            kv.put(b"k%d" % number, b"v")
+        assert len([*kv.scan(b"k", timeout_s=0.2)]) == 4
+    assert not second.requests
+
+
 def test_a_scan_that_is_left_early_ends_at_the_replica_too(kv, script):
     for number in range(3):
         kv.put(b"k%d" % number, b"v")
@@ -345,7 +355,7 @@ def test_a_watch_has_begun_when_it_is_there(kv, script):
 def test_a_watch_goes_on_by_itself_from_where_it_broke(kv, script):
     script.watches += [
         [says(7), says(8, b"a"), REFUSED],
-        [says(8), says(9, b"b", deleted=True), WatchTooSlow(limit=1)],
+        [says(8), says(9, b"b", deleted=True), TooManyWaiting(limit=1, what="watches")],
         [says(9), says(10, b"c")],  # and the stream ends
         [says(10), says(11, b"d"), SILENT],
     ]

@@ -124,7 +124,7 @@ def test_a_peer_that_was_away_costs_no_memory_and_gets_everything() -> None:
             while b.replica.links[A].applied < 1500:
                 await a.put(b"meanwhile")
                 most, count = max(most, a.links.state(B).queue), count + 1
-                assert len(b.loop._peers[A]) <= 8 + 8
+                assert len(b.loop._peers[A].inputs) <= 8 + 8
             assert 0 < most <= 16 and count > 10
             await those.until_equal()
             assert b.delivered(A) == numbers(a.replica.links[B].sent)
@@ -155,13 +155,33 @@ def test_a_replica_that_takes_nothing_is_not_flooded_and_gets_everything_later()
             await until(lambda: a.links.state(B).connected)
             await a.put_many(200, size=100_000)
             await asyncio.sleep(0.1)
-            assert len(b.loop._peers[A]) <= 4 + 4
+            assert len(b.loop._peers[A].inputs) <= 4 + 4
             assert b.peering.state(A).passed <= 12
             assert a.links.state(B).passed < 200, "the stream itself holds it back"
             assert a.links.state(B).queue <= 64
             b.run(b.loop.run())
             await those.until_equal()
             assert b.delivered(A) == numbers(200)
+
+    story(told)
+
+
+def test_a_link_speaks_although_its_replica_takes_nothing_from_that_peer() -> None:
+    """What a peer sent and we cannot take yet must not keep us from sending to it, or two could wait for each other."""
+
+    async def told() -> None:
+        async with town(is_started=False) as those:
+            a, b = those
+            await b.start(b.server)
+            await a.start(a.server, links=False)
+
+            async def never(*_: object) -> None:
+                await asyncio.Event().wait()
+
+            a.loop.offer = never
+            a.run(a.links.run())
+            await a.put_many(5)
+            await until(lambda: b.replica.links[A].applied == 5)
 
     story(told)
 

@@ -20,7 +20,7 @@ import pytest
 from kvstore.cluster import DidNotStart, LocalCluster
 from kvstore.config import SiteConfig
 from kvstore.errors import AddressTaken, BadRequest, ConfigError, Unavailable, UnknownSite
-from kvstore.process import State, read_pid_file
+from kvstore.process import Process, State, read_pid_file
 from kvstore.shape import read_cuts
 
 WAIT_S = 20.0
@@ -208,7 +208,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(cluster: StandIns)
 
 
 def test_an_error_inside_leaves_no_process_behind(tmp_path: Path) -> None:
-    running = []
+    running: list[Process] = []
 
     def fail() -> None:
         with StandIns.create(tmp_path / "D") as cluster:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from click.testing import Result
 
 from kvstore.cluster import LocalCluster
-from kvstore.plan import free_ports, plan
+from kvstore.plan import plan
 from tests.kvstore.shell import run
 
 WAIT_S = 20.0
@@ -122,8 +121,8 @@ def test_a_replica_that_was_killed_comes_back_with_what_it_had_and_missed(hand: 
     ]
     refused = hand.at("b", "get", "mine", "--timeout", "300ms")
     assert refused.exit_code == 3 and refused.stderr.count("\n") == 1
-    shown = run("status", "--output", "table", "--timeout", "300ms", KVSTORE_CLUSTER=str(hand.directory))
-    assert shown.exit_code == 0 and "b     down" in shown.stdout
+    asked = run("status", "--output", "table", "--timeout", "300ms", KVSTORE_CLUSTER=str(hand.directory))
+    assert asked.exit_code == 0 and "b     down" in asked.stdout
     hand.at("a", "put", "missed", "2")
     assert hand.cluster("restart", "b").exit_code == 0
     assert hand.has("b", "mine", "1")
@@ -264,13 +263,12 @@ def test_a_port_that_is_taken_is_exit_3(tmp_path: Path) -> None:
 # Starting one replica
 
 
-@contextmanager
-def cluster_file(folder: Path, data: str = "data") -> Iterator[str]:
+def cluster_file(folder: Path, data: str = "data") -> str:
     cluster = plan(replicas=1)
     site = replace(cluster.sites[0], data=data)
     path = folder / "cluster.toml"
     path.write_text(replace(cluster, sites=(site,)).to_toml())
-    yield str(path)
+    return str(path)
 
 
 def serve(file: str, site: str = "a") -> subprocess.CompletedProcess[str]:
@@ -281,8 +279,7 @@ def serve(file: str, site: str = "a") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("data", ["/proc/sys/kernel", "cluster.toml/data"], ids=["read-only", "below a file"])
 def test_a_data_directory_that_cannot_be_written_is_exit_3_and_named(tmp_path: Path, data: str) -> None:
-    with cluster_file(tmp_path, data) as file:
-        result = serve(file)
+    result = serve(cluster_file(tmp_path, data))
     assert result.returncode == 3
     assert result.stderr.startswith("kvstore: ") and result.stderr.count("\n") == 1
     assert data in result.stderr
@@ -290,8 +287,7 @@ def test_a_data_directory_that_cannot_be_written_is_exit_3_and_named(tmp_path: P
 
 def test_the_data_of_another_site_is_refused(hand: Hand, tmp_path: Path) -> None:
     assert hand.at("a", "backup", str(tmp_path / "data")).exit_code == 0
-    with cluster_file(tmp_path) as file:
-        result = serve(file)
+    result = serve(cluster_file(tmp_path))
     assert result.returncode == 4
     assert result.stderr.startswith("kvstore: ") and "cluster id" in result.stderr
 
@@ -299,19 +295,37 @@ def test_the_data_of_another_site_is_refused(hand: Hand, tmp_path: Path) -> None
 def test_a_data_file_that_is_none_is_refused_or_corrupt(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "data.mdb").write_bytes(b"something else entirely" * 1000)
-    with cluster_file(tmp_path) as file:
-        result = serve(file)
+    result = serve(cluster_file(tmp_path))
     assert result.returncode in (4, 5)
     assert result.stderr.startswith("kvstore: ") and result.stderr.count("\n") == 1
 
 
 def test_a_replica_of_its_own_serves_and_ends_with_a_signal(tmp_path: Path) -> None:
-    with cluster_file(tmp_path) as file:
-        with subprocess.Popen([*KVSTORE, "serve", "--cluster", file, "--site", "a"], stderr=subprocess.PIPE) as process:
-            put = run("put", "k", "v", "--cluster", file, "--site", "a")
-            assert put.exit_code == 0, "the client tries until the replica serves"
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(WAIT_S) == 0
+    file = cluster_file(tmp_path)
+    command = [*KVSTORE, "serve", "--cluster", file, "--site", "a", "--log-level", "error"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        put = run("put", "k", "v", "--cluster", file, "--site", "a")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+        assert process.stderr.read() == ""
+    assert put.exit_code == 0, "the client tries until the replica serves"
+
+
+def test_replicas_end_with_the_process_that_started_them_however_it_ends(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom kvstore.cluster import LocalCluster\n"
+        "with LocalCluster.create(sys.argv[1], replicas=2) as cluster:\n"
+        "    cluster.restart('b')\n    print('up', flush=True)\n    sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "D")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
+        cluster = LocalCluster.open(tmp_path / "D")
+        running = [process for name in cluster.names if (process := cluster.process(name))]
+        assert [process.state() for process in running] == ["running", "running"]
+        parent.kill()
+    assert all(process.wait(WAIT_S) for process in running)
 
 
 # In the foreground
@@ -328,9 +342,8 @@ def foreground(directory: Path) -> Iterator[subprocess.Popen[str]]:
                 break
         yield process
     finally:
-        process.stdout.close() if process.stdout else None
         process.kill()
-        process.wait()
+        process.communicate()
         LocalCluster.open(directory).down()
 
 
@@ -350,7 +363,6 @@ def test_in_the_foreground_one_hears_what_others_do_to_the_cluster(tmp_path: Pat
     hand = Hand(tmp_path / "D")
     with foreground(hand.directory) as process:
         assert process.stdout is not None
-        process.stdout.readline()
         hand.cluster("kill", "b")
         assert process.stdout.readline() == "b is dead.\n"
         hand.cluster("restart", "b")

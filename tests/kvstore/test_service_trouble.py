@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import grpc
@@ -393,10 +394,12 @@ def test_when_the_disk_fails_the_client_hears_that_nobody_knows() -> None:
 def test_behind_a_fence_nobody_writes_and_everybody_reads() -> None:
     async def story(served: Served) -> None:
         await put(served, b"k")
-        served.loop.fence(Amnesia(peer="b", what="message", there=9, site="a", here=1))
-        for _ in range(3):
+        fence = Amnesia(peer="b", what="message", there=9, site="a", here=1)
+        served.loop.fence(fence)
+        for _ in range(20):
             refused = await refusal(put(served, b"k", b"x"))
             assert refused[:3] == ("FAILED_PRECONDITION", "AMNESIA", True)
+        assert len(list(walk_tb(fence.__traceback__))) < 10, "one error for many calls does not gather their frames"
         results = (await served.stub.Pipeline(kv.PipelineRequest(calls=[put_call(b"k", b"x"), get_call(b"k")]))).results
         assert results[0].error.reason == "AMNESIA" and results[1].get.entry.value == b"v"
 

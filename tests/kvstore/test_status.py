@@ -47,16 +47,17 @@ async def act(cluster: Running) -> Seen:
     await cluster.put("a", b"two", None)
     await until(lambda: cluster["b"].replica.ordering.delivered[A] == 4)
     await cluster.put("b", b"reply")
-    await until(lambda: cluster["c"].replica.held and cluster["a"].alarms.current())
-    await until(lambda: cluster["a"].links.state(B).ack_ms and cluster["b"].replica.links[A].promise)
+    await until(lambda: cluster["c"].replica.held and cluster["a"].replica.ordering.delivered[B])
+    await until(lambda: cluster["a"].replica.links[B].acked == 4 and cluster["b"].replica.links[A].acked == 1)
+    await until(lambda: cluster["a"].alarms.current() and cluster["b"].alarms.current())
     keys = kv_pb2_grpc.KeyValueStub(cluster.channels["a"])
     watch = keys.Watch(watch_pb2.WatchRequest())
     await watch.read()
     await cluster.admin("a").Snapshot(admin_pb2.SnapshotRequest())
     await asyncio.sleep(0.02)
-    seen = [await cluster.admin(name).Status(status_pb2.StatusRequest()) for name in "abc"]
+    a, b, c = [await cluster.admin(name).Status(status_pb2.StatusRequest()) for name in "abc"]
     watch.cancel()
-    return Seen(*seen, cluster, began_ms)
+    return Seen(a, b, c, cluster, began_ms)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,8 @@ def is_now(time_hybrid: int, seen: Seen) -> bool:
     return seen.began_ms - 1 <= time_ms(time_hybrid) <= seen.began_ms + 60_000
 
 
+ALL = ["a", "b", "c"]
+LINKS_OF_A = {("a", "b"), ("b", "a"), ("a", "c"), ("c", "a")}
 FIELDS: dict[str, Callable[[Seen], bool]] = {
     "StatusResponse.cluster_id": lambda seen: seen.a.cluster_id == "seen",
     "StatusResponse.view": lambda seen: seen.a.view == 1,
@@ -102,7 +105,7 @@ FIELDS: dict[str, Callable[[Seen], bool]] = {
     "StatusResponse.links": lambda seen: {(one.sender, one.receiver) for one in seen.a.links} == LINKS_OF_A,
     "StatusResponse.alarms": lambda seen: [len(one.alarms) for one in seen[:3]] == [1, 1, 0],
     "StatusResponse.site": lambda seen: (seen.a.site, seen.b.site) == ("a", "b"),
-    "StatusResponse.commit": lambda seen: 0 < seen.a.commit <= seen.cluster["a"].storage._number,  # type: ignore[attr-defined]
+    "StatusResponse.commit": lambda seen: 0 < seen.a.commit <= seen.cluster["a"].storage.number,
     "StatusResponse.activity": lambda seen: seen.a.HasField("activity"),
     "StatusResponse.limits": lambda seen: seen.a.limits.keys() == Limits.__dataclass_fields__.keys(),
     "StatusResponse.placement": lambda seen: [rule.prefix for rule in seen.a.placement] == [b"", b"x/", b"y/"],
@@ -173,8 +176,6 @@ FIELDS: dict[str, Callable[[Seen], bool]] = {
     "PlacementRule.sites": lambda seen: [list(rule.sites) for rule in seen.a.placement] == [ALL, ["a", "b"], ALL],
     "PlacementRule.merge": lambda seen: {rule.merge for rule in seen.a.placement} == {"lww"},
 }
-ALL = ["a", "b", "c"]
-LINKS_OF_A = {("a", "b"), ("b", "a"), ("a", "c"), ("c", "a")}
 NOT_YET = {
     "Activity.waiting": "there are no sessions in this version",
 }

@@ -45,7 +45,7 @@ class Watch:
 
     async def next(self) -> watch_pb2.WatchResponse:
         response = await asyncio.wait_for(self.stream.read(), 10)
-        assert response is not grpc.aio.EOF
+        assert isinstance(response, watch_pb2.WatchResponse), "the stream has ended"
         return response
 
     async def changes(self, count: int) -> list[watch_pb2.Change]:

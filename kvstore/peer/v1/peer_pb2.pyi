@@ -139,8 +139,8 @@ class Hello(message.Message):
     merge_hash: builtins.str
     """A digest of the merge table. Must be equal."""
     sent: builtins.int
-    """The number of the newest message it has committed for this link. If the receiver has more, the sender has lost
-    its memory: refused.
+    """The number of the newest message that the receiver can have from it. If the receiver has more, the sender has
+    lost its memory: refused.
     """
     oldest: builtins.int
     """The number of the oldest message it still keeps for this link; `sent` + 1 when it keeps none. If the receiver
