@@ -202,7 +202,11 @@ class LocalCluster:
 
     def cut(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Cut these links, each in one direction, and only these."""
-        write_cuts(self.directory / NETWORK, list(pairs))
+        found = list(pairs)
+        for one, other in found:
+            if self.cluster.site(one) == self.cluster.site(other):
+                raise BadRequest(why=f"{one} has no link to itself")
+        write_cuts(self.directory / NETWORK, found)
 
     def heal(self) -> None:
         self.cut(())

@@ -53,7 +53,7 @@ class Limits:
     link_held_max: int = limit(10_000)  # messages of one peer held back; beyond it: its link is not read
     link_held_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     link_cache_max: int = limit(4096)  # messages kept in memory for one peer; beyond it: they are read from the outbox
-    link_gather_ms: int = limit(2, most=1000)  # ms that a busy link gathers messages; beyond it: they are sent
+    link_gather_ms: int = limit(5, most=1000)  # ms that a busy link gathers messages; beyond it: they are sent
     link_batch_max: int = limit(256)  # messages in one frame on a link; beyond it: another frame
     link_batch_bytes_max: int = limit(MIB)  # bytes in one frame; beyond it: the same, after one message at least
     outbox_bytes_max: int = limit(1 << 30)  # bytes one peer has not acknowledged; beyond it: OutboxFull for its keys

@@ -221,11 +221,11 @@ def serve(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await Node(cluster, site, trace=trace, network=network, reflection=reflection).run(stop)
 
-    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+    with asyncio.Runner(loop_factory=fast_loop()) as runner:
         runner.run(main())
 
 
-def _fast_loop() -> Any:
+def fast_loop() -> Any:
     """uvloop where it is installed: it halves the price of a call."""
     with suppress(ImportError):
         import uvloop

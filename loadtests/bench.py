@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -97,8 +98,7 @@ class Bench:
         for name in self.cluster.names:
             process = self.cluster.process(name)
             assert process is not None
-            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-            found[name] = (int(fields[11]) + int(fields[12])) / TICKS
+            found[name] = _cpu_of(process.pid)
         return found
 
 
@@ -190,6 +190,27 @@ async def visibility(bench: Bench, *, puts: int, every_s: float) -> dict[str, li
     return seen
 
 
+async def calibrate(calls: int) -> dict[str, float]:
+    """What gRPC itself costs here, without a store: an empty unary call, 32 in flight, both ends in processes."""
+    with subprocess.Popen([sys.executable, "-m", "loadtests.empty"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            async with aio.connect(address, coalesce=False) as kv:
+                await _in_flight(500, 32, lambda: kv.get(b"k"))
+                before, start = _cpu_of(server.pid), time.perf_counter()
+                await _in_flight(calls, 32, lambda: kv.get(b"k"))
+                took = time.perf_counter() - start
+                return {"calls_per_s": calls / took, "server_cpu_us": (_cpu_of(server.pid) - before) / calls * 1e6}
+        finally:
+            server.kill()
+
+
+def _cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
 def _quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
@@ -203,6 +224,11 @@ def _print(result: Result) -> None:
 
 async def run(cluster: LocalCluster, loads: Sequence[Load], scale: float) -> dict[str, Any]:
     bench = Bench(cluster)
+    empty = await calibrate(max(500, int(5_000 * scale)))
+    print(
+        f"gRPC alone on this machine: {empty['calls_per_s']:,.0f} empty unary calls/s with 32 in flight,"
+        f" {empty['server_cpu_us']:.0f} us of CPU at the server for each\n"
+    )
     await unary_puts(bench, 500)  # warm up
     await bench.settle()
     print(f"{'':<42}{'answered':>9} {'applied':>9} {'p50':>8} {'p99':>8}   CPU a call, us, by process", flush=True)
@@ -218,7 +244,7 @@ async def run(cluster: LocalCluster, loads: Sequence[Load], scale: float) -> dic
     }
     for name, one in quiet.items():
         print(f"visible at {name} after the answer, 50 puts/s: p50 {one['p50_ms']:.2f} ms, p99 {one['p99_ms']:.2f} ms")
-    return {"results": [result._asdict() for result in results], "visibility": quiet}
+    return {"calibration": empty, "results": [result._asdict() for result in results], "visibility": quiet}
 
 
 def main() -> None:
@@ -228,12 +254,17 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of puts")
     parser.add_argument("--only", default="", help="loads whose name has this word")
+    parser.add_argument("--limit", action="append", default=[], metavar="NAME=NUMBER", help="another limit")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     options = parser.parse_args()
     loads = [load for load in LOADS if options.only in load.name]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         cluster = LocalCluster.create(
-            folder, replicas=options.replicas, protocol=options.protocol, durability=options.durability
+            folder,
+            replicas=options.replicas,
+            protocol=options.protocol,
+            durability=options.durability,
+            limits={name: int(value) for name, _, value in (one.partition("=") for one in options.limit)},
         )
         with cluster:
             found = asyncio.run(run(cluster, loads, options.scale))

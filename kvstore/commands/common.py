@@ -109,6 +109,17 @@ class Ask:
         with connect(self.endpoints(), timeout_s=self.timeout_s) as client:
             yield client
 
+    @contextmanager
+    def connect_to_write(self) -> Iterator[Client]:
+        """The same; an error that leaves it open whether the write was done says so."""
+        try:
+            with self.connect() as client:
+                yield client
+        except KvError as error:
+            if error.definite:
+                raise
+            fail(exit_code(error), f"{error}; the write may have been done all the same")
+
 
 def _default_output() -> str:
     return str(Output.TABLE if sys.stdout.isatty() else Output.PLAIN)
@@ -143,7 +154,11 @@ cluster_option = click.option(
     help="The cluster file, or a directory that has a cluster.toml.",
 )
 site_option = click.option(
-    "--site", envvar="KVSTORE_SITE", show_envvar=True, metavar="NAME", help="The replica to ask; else any that answers."
+    "--site",
+    envvar="KVSTORE_SITE",
+    show_envvar=True,
+    metavar="NAME",
+    help="The replica to ask. Without it: any that answers; `status` and `explain` ask all.",
 )
 session_option = click.option("--session", metavar="TOKEN", help="The session's token. Not in this version yet.")
 escape_option = click.option(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
@@ -23,9 +22,10 @@ from kvstore.commands.common import (
     print_lines,
     raw,
 )
-from kvstore.show import from_json, milliseconds, shorten, table, to_json
+from kvstore.commands.operations import operations_in
+from kvstore.show import shorten, table, to_json
 from kvstore.update import escape
-from kvstore.values import ABSENT, Change, Delete, Entry, Position, Put, Version
+from kvstore.values import ABSENT, Change, Delete, Entry, Position, Version
 
 if TYPE_CHECKING:
     from kvstore.reader import Watch
@@ -66,17 +66,17 @@ def put(
     if_absent: bool,
     is_escaped: bool,
 ) -> None:
-    r"""Write VALUE under KEY and print the version of the write.
+    """Write VALUE under KEY and print the version of the write.
 
-    The VALUE `-` is read from standard input, byte for byte. It is committed at one replica when the command returns,
-    and on its way to the others.
+    The VALUE `-` is read from standard input, byte for byte. When the command returns, the write is committed at one
+    replica and on its way to the others.
 
     \b
       kvstore put color blue
       kvstore put --ttl 30s --if-absent lock me
       kvstore put photo -f photo.jpg
       date | kvstore put now -
-      kvstore put -e 'raw\x00key' '\xff\xfe'
+      kvstore put -e 'raw\\x00key' '\\xff\\xfe'
     """
     if (value is None) == (file is None):
         raise click.UsageError("give a VALUE or --file, one of the two")
@@ -87,7 +87,7 @@ def put(
     else:
         data = sys.stdin.buffer.read() if value == "-" else raw(value or "", is_escaped=is_escaped)
     expect = ABSENT if if_absent else if_version
-    with ask.connect() as kv:
+    with ask.connect_to_write() as kv:
         written = kv.put(raw(key, is_escaped=is_escaped), data, ttl_ms=ttl, expect=expect)
     _print_written(ask, raw(key, is_escaped=is_escaped), written.version, written.site, written.commit)
 
@@ -105,7 +105,7 @@ def delete(ask: Ask, key: str, if_version: Version | None, is_escaped: bool) -> 
       kvstore delete color --if-version 018bcfe568000003-2
     """
     name = raw(key, is_escaped=is_escaped)
-    with ask.connect() as kv:
+    with ask.connect_to_write() as kv:
         written = kv.delete(name, expect=if_version)
     _print_written(ask, name, written.version, written.site, written.commit)
 
@@ -175,10 +175,13 @@ def batch(ask: Ask, operations: BinaryIO) -> None:
     Bytes that are no UTF-8 text are written as {"base64": "…"}. All conditions are compared with the state before the
     batch. At most 1,000 operations.
     """
-    found = list(_operations(operations))
+    try:
+        found = list(operations_in(operations))
+    except ValueError as error:
+        fail(Exit.WRONG_USE, str(error))
     if not found:
         fail(Exit.WRONG_USE, "a batch needs at least one operation")
-    with ask.connect() as kv:
+    with ask.connect_to_write() as kv:
         written = kv.batch(found)
     versions = [str(version) for version in written.versions]
     if ask.output is Output.PLAIN:
@@ -193,63 +196,6 @@ def batch(ask: Ask, operations: BinaryIO) -> None:
         print_lines(table(("", "key", "version"), rows))
 
 
-def _operations(lines: Iterable[bytes]) -> Iterator[Put | Delete]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            yield _operation(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            fail(Exit.WRONG_USE, f"line {number}: {_why(error)}")
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | RecursionError):
-        return "this is no JSON"
-    return str(error)
-
-
-def _operation(given: Any) -> Put | Delete:
-    """ValueError with a sentence for what is no operation."""
-    if not isinstance(given, dict) or ("put" in given) == ("delete" in given):
-        raise ValueError('an operation is an object with "put" or "delete"')
-    is_put = "put" in given
-    known = {"put", "value", "ttl", "if_version", "if_absent"} if is_put else {"delete", "if_version"}
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{name!r} is unknown; there are {', '.join(sorted(known))}")
-    key = _bytes(given, "put" if is_put else "delete")
-    expect = _parsed_version(given["if_version"]) if "if_version" in given else None
-    if not is_put:
-        return Delete(key, expect)
-    if "if_absent" in given:
-        if given["if_absent"] is not True or expect is not None:
-            raise ValueError("if_absent must be true, and stands alone")
-        expect = ABSENT
-    ttl = given.get("ttl")
-    if ttl is not None and not isinstance(ttl, str):
-        raise ValueError('ttl must be a text like "30s"')
-    return Put(key, _bytes(given, "value"), None if ttl is None else milliseconds(ttl), expect)
-
-
-def _bytes(given: dict[str, object], name: str) -> bytes:
-    if name not in given:
-        raise ValueError(f"{name!r} is missing")
-    try:
-        return from_json(given[name])
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-def _parsed_version(text: object) -> Version:
-    from kvstore.errors import BadVersion
-
-    try:
-        return Version.parse(str(text))
-    except BadVersion as error:
-        raise ValueError(str(error)) from None
-
-
 @click.command()
 @click.argument("prefix", default="")
 @click.option("--start", default="", metavar="KEY", help="The first key, instead of a prefix.")
@@ -259,9 +205,9 @@ def _parsed_version(text: object) -> Version:
 @escape_option
 @asking
 def scan(ask: Ask, prefix: str, start: str, end: str, limit: int | None, only_keys: bool, is_escaped: bool) -> None:
-    r"""Print all keys that begin with PREFIX, or lie in a range, with their values, in byte order.
+    """Print all keys that begin with PREFIX, or lie in a range, with their values, in byte order.
 
-    Plain output is a key, a tab and a value a line, with \xNN for bytes that are not readable; JSON is an object a
+    Plain output is a key, a tab and a value a line, with \\xNN for bytes that are not readable; JSON is an object a
     line.
 
     \b
@@ -360,7 +306,6 @@ def _print_change(ask: Ask, change: Change, changes: Watch) -> None:
     else:
         what = "" if change.value is None else f" = {shorten(change.value, VALUE_WIDTH)}"
         click.echo(f"{kind:<6}  {shorten(change.key, KEY_WIDTH)}{what}  ({change.version})")
-    sys.stdout.flush()
 
 
 def _shown(position: Position | None) -> str:

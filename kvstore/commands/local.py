@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +15,9 @@ from causal import PROTOCOLS
 from kvstore.commands.common import Exit, Output, fail, output_option, print_json, print_lines
 from kvstore.config import Durability
 from kvstore.show import table
+
+if TYPE_CHECKING:
+    from kvstore.cluster import LocalCluster, SiteState
 
 DIRECTORY = "kvstore-cluster"
 DURABILITIES = [str(one) for one in Durability]
@@ -131,7 +134,7 @@ def _wishes(given: Mapping[str, Any]) -> dict[str, Any]:
     return wishes
 
 
-def _prepare(directory: Path, wishes: dict[str, Any], *, trace: bool) -> Any:
+def _prepare(directory: Path, wishes: dict[str, Any], *, trace: bool) -> LocalCluster:
     from kvstore.cluster import LocalCluster, serve_arguments
     from kvstore.plan import contradiction
 
@@ -158,7 +161,7 @@ def _signals_as_interrupts() -> Iterator[None]:
             signal.signal(number, action)
 
 
-def _summary(local: Any, directory: Path, *, is_foreground: bool) -> None:
+def _summary(local: LocalCluster, directory: Path, *, is_foreground: bool) -> None:
     first, last = local.names[0], local.names[-1]
     count = f"{len(local.names)} replica{'s' * (len(local.names) != 1)}"
     lines = [f"{count}, ordered by {local.cluster.protocol}; everything is in {directory}.", ""]
@@ -171,7 +174,7 @@ def _summary(local: Any, directory: Path, *, is_foreground: bool) -> None:
     print_lines([*lines, "", f"{stop}; the data stay."])
 
 
-def _watch(local: Any) -> None:
+def _watch(local: LocalCluster) -> None:
     """Say what happens to the replicas, until somebody takes the cluster down."""
     before: dict[str, str] = {site.name: site.state for site in local.status()}
     while any(state != "down" for state in before.values()):
@@ -189,7 +192,7 @@ def _tell_killed(killed: Sequence[str]) -> None:
         click.echo(f"{name} did not end by itself and was killed.", err=True)
 
 
-def _over(directory: Path) -> Any:
+def _over(directory: Path) -> LocalCluster:
     from kvstore.cluster import LocalCluster
 
     return LocalCluster.open(directory)
@@ -221,7 +224,7 @@ def status(directory: Path, output: str) -> None:
         raise SystemExit(Exit.UNAVAILABLE)
 
 
-def _shown(row: Any) -> tuple[str, str, str, str, str]:
+def _shown(row: SiteState) -> tuple[str, str, str, str, str]:
     return (row.name, row.state, str(row.pid or "-"), row.client, row.peer)
 
 
@@ -271,9 +274,24 @@ def partition(directory: Path, groups: Sequence[str]) -> None:
 
 
 @cluster.command()
+@click.argument("links", nargs=-1, required=True, metavar="FROM:TO…")
+@directory_option
+def cut(directory: Path, links: Sequence[str]) -> None:
+    """Cut single links, each in one direction; clients still reach all. Takes the place of what was cut before.
+
+    \b
+      kvstore cluster cut a:c     c hears nothing from a any more, but a still hears c
+    """
+    pairs = [(one, other) for one, _, other in (link.partition(":") for link in links)]
+    if wrong := [link for link, pair in zip(links, pairs, strict=True) if not all(pair)]:
+        raise click.UsageError(f"{wrong[0]!r} is no link; one looks like a:c")
+    _over(directory).cut(pairs)
+
+
+@cluster.command()
 @directory_option
 def heal(directory: Path) -> None:
-    """End every partition."""
+    """Mend every link that was cut."""
     _over(directory).heal()
 
 

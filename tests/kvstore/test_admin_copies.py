@@ -90,7 +90,7 @@ def test_while_a_backup_runs_the_replica_goes_on_and_a_second_one_is_refused(
             code, error = await failure(ask(admin_pb2.BackupRequest(directory=str(tmp_path / "two"))))
             assert (code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WAITING")
             copies.is_free = True
-            assert (await first).took_ms >= 50
+            assert (await first).directory == str(tmp_path / "one")
             await ask(admin_pb2.BackupRequest(directory=str(tmp_path / "two")))
 
     told(story)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.commands.look import Answer, _links
 from kvstore.config import Cluster, SiteConfig
 from kvstore.storage.contract import Batch
 from kvstore.storage.lmdb import LmdbStorage
@@ -75,6 +76,18 @@ def test_status_shows_all_sites_and_one_that_is_down_as_down(busy_script: Script
     assert first["limits"] == {"inbox_max": 1024.0} and first["placement"][0]["prefix"] == {"base64": "/w=="}
     assert first["replicas"][0]["heard_ms"] is None and first["replicas"][1]["heard_ms"] == 61_000
     assert (second["site"], second["state"], second["reason"]) == ("b", "down", "UNAVAILABLE")
+
+
+def test_of_a_link_the_word_of_its_sender_counts() -> None:
+    def said(site: str, acked: int) -> status_pb2.StatusResponse:
+        pairs = (("a", "b"), ("b", "a"))
+        links = [status_pb2.LinkStatus(sender=one, receiver=other, acked=acked) for one, other in pairs]
+        return status_pb2.StatusResponse(site=site, links=links)
+
+    answers = [Answer("a", said("a", 1)), Answer("b", said("b", 2))]
+    for given in (answers, answers[::-1]):
+        assert {pair: link.acked for pair, link in _links(given).items()} == {("a", "b"): 1, ("b", "a"): 2}
+    assert {pair: link.acked for pair, link in _links(answers[:1]).items()} == {("a", "b"): 1, ("b", "a"): 1}
 
 
 def test_status_of_one_site_shows_how_it_sees_the_others(busy_script: Script, kv: Shell) -> None:

@@ -97,7 +97,7 @@ def test_a_partition_keeps_updates_out_until_it_is_healed(hand: Hand) -> None:
 
 def test_a_message_that_is_held_is_explained(hand: Hand) -> None:
     """b hears from a and answers; c hears b's answer, and from a nothing."""
-    LocalCluster.open(hand.directory).cut([("a", "c")])
+    assert hand.cluster("cut", "a:c").exit_code == 0
     time.sleep(0.3)
     hand.at("a", "put", "question", "why?")
     until(lambda: hand.has("b", "question", "why?"), "the arrival at b")
@@ -148,6 +148,8 @@ def test_a_watch_survives_a_restart_of_its_replica_and_says_nothing_about_it(han
         hand.at("a", "put", "seen/2", "meanwhile")
         hand.cluster("restart", "b")
         assert watch.stdout.readline().split("\t")[:3] == ["put", "seen/2", "meanwhile"]
+        LocalCluster.open(hand.directory).stop("b")
+        hand.cluster("restart", "b")
         hand.at("b", "delete", "seen/1")
         assert watch.stdout.readline().split("\t")[:3] == ["delete", "seen/1", ""]
         watch.send_signal(signal.SIGINT)
@@ -212,6 +214,10 @@ def test_an_up_with_other_options_than_the_file_is_refused(hand: Hand, tmp_path:
         ("partition", "a,z"),
         ("partition", "a", "a"),
         ("partition",),
+        ("cut", "a"),
+        ("cut", "a:"),
+        ("cut", "a:z"),
+        ("cut", "a:a"),
     ],
     ids=" ".join,
 )
@@ -325,7 +331,10 @@ def test_replicas_end_with_the_process_that_started_them_however_it_ends(tmp_pat
         running = [process for name in cluster.names if (process := cluster.process(name))]
         assert [process.state() for process in running] == ["running", "running"]
         parent.kill()
-    assert all(process.wait(WAIT_S) for process in running)
+    try:
+        assert all(process.wait(WAIT_S) for process in running)
+    finally:
+        cluster.down()
 
 
 # In the foreground
@@ -357,6 +366,8 @@ def test_in_the_foreground_a_signal_stops_everything(tmp_path: Path, number: sig
         assert process.wait(WAIT_S) == 0
         assert all(one is not None and one.state() == "gone" for one in running)
         assert not list(cluster.directory.glob("*.pid"))
+    log = "".join(cluster.log_file(name).read_text() for name in cluster.names)
+    assert all(line[:4].isdigit() for line in log.splitlines()), "gRPC has nothing to say in passing"
 
 
 def test_in_the_foreground_one_hears_what_others_do_to_the_cluster(tmp_path: Path) -> None:

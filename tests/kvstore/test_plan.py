@@ -154,7 +154,7 @@ def test_a_wish_against_a_cluster_that_is_there_is_a_contradiction(wishes: dict,
 
 
 def test_what_a_cluster_has_anyway_is_no_contradiction() -> None:
-    wishes = {"placement": {b"x": ("a",)}, "link_delay_ms": 2.0, "limits": {"inbox_max": 7}}
+    wishes: dict = {"placement": {b"x": ("a",)}, "link_delay_ms": 2.0, "limits": {"inbox_max": 7}}
     more = {"replicas": 3, "names": ["a", "b", "c"], "protocol": "optimal", "durability": "sync"}
     there = plan(**wishes)
     assert contradiction(there, {}) is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.commands.keys import _operation
+from kvstore.commands.operations import operation_of
 from kvstore.show import duration, from_json, milliseconds, shorten, size, table, to_json
 
 
@@ -31,7 +31,7 @@ def test_bytes_survive_json(data: bytes) -> None:
 )
 def test_no_json_is_taken_for_an_operation_that_it_is_not(given_json: object) -> None:
     with suppress(ValueError):  # and nothing else
-        assert isinstance(_operation(given_json).key, bytes)
+        assert isinstance(operation_of(given_json).key, bytes)
 
 
 @pytest.mark.parametrize(
