@@ -43,7 +43,6 @@ class Again(Enum):
 AGAIN: Mapping[str, Again] = {
     "INBOX_FULL": Again.HERE,
     "TOO_MANY_WAITING": Again.HERE,
-    "WATCH_TOO_SLOW": Again.HERE,
     "OUTBOX_FULL": Again.ELSEWHERE,
     "CLOCK_SKEW": Again.ELSEWHERE,
     "RESTORED": Again.ELSEWHERE,
