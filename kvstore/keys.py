@@ -38,14 +38,6 @@ class Keys:
         self._overlay[key] = record
         return record
 
-    def expect(self, key: bytes, record: Record) -> None:
-        """What will be under a key when its message is stamped: a later write of this step compares with it."""
-        self._overlay[key] = record
-
-    def forget(self, key: bytes) -> None:
-        """The key is not held here after all."""
-        self._overlay.pop(key, None)
-
     def keep(self, update: Update, dot: Dot, index: int) -> None:
         """Put an update under its key."""
         key, value, version, expires_ms = update

@@ -57,7 +57,6 @@ from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
 from kvstore.update import UPDATES_MAX, Record, Update, Version, escape, pack_updates, unpack_updates
 
-NOT_YET = Dot(0, 0)  # of a record whose message is not stamped yet
 RECENT_MAX = 4096  # delivered messages remembered, to explain by them why others wait; beyond it: the oldest go
 
 
@@ -170,13 +169,14 @@ class Replica:
             version = Version(self.clock.tick(self._now_ms), self.site)
             expires_ms = self._clock_ms() + one.ttl_ms if one.ttl_ms else 0
             run.updates.append(Update(one.key, one.value, version, expires_ms))
-            self.keys.expect(one.key, Record(version, one.value, expires_ms, NOT_YET, 0, self._step.batch.number))
             versions.append(version)
         written = Written(tuple(versions), self._step.batch.number)
         self._step.answers[place] = written
         self.requests.remember(write.request_id, written, self._step.batch)
 
     def _destinations(self, write: Write) -> Mask:
+        if self.placement.is_full:
+            return self.placement.everyone & ~(1 << self.site)
         to = 0
         for one in write.operations:
             to |= self.placement.sites_of(one.key)
@@ -200,6 +200,7 @@ class Replica:
                 return OutboxFull(peer=name, size=self.links[peer].outbox_bytes, limit=limits.outbox_bytes_max)
         for one in write.operations:
             if one.expect is not None:
+                self._close()  # what this step has written so far is under its keys only then
                 found = self.keys.record(one.key)
                 version = found.version if found is not None and found.is_alive(self._clock_ms()) else ABSENT
                 if version != one.expect:
@@ -237,8 +238,6 @@ class Replica:
             if self._is_held_here(update.key):
                 self.keys.keep(update, dot, index)
                 mine.append(update)
-            else:
-                self.keys.forget(update.key)
         self.keys.note_change(dot, mine)
         self.notes.applied(dot, self.site, mine, 0, self.clock.latest)
         self._step.updates += len(run.updates)
@@ -336,7 +335,7 @@ class Replica:
                 update.version, update.value, update.expires_ms, message.dot, index, self._step.batch.number
             )
             if self._merges.find(update.key)(self.keys.record(update.key), incoming) is incoming:
-                self.keys.keep(update, message.dot, index)
+                self.keys.put(update.key, incoming)
                 won.append(update)
         self.keys.note_change(message.dot, won)
         self.notes.applied(message.dot, peer, won, envelope.number, envelope.time)
