@@ -107,6 +107,7 @@ class Node:
         parts = (self.cluster, self.site, self.replica, self.loop, self.storage, self.shape, self.alarms, self.metrics)
         self.links = Links(*parts)
         self.peering = Peering(*parts)
+        self.peering.on_hello = self.links.call
         self.doors = Doors(self, reflection=reflection)
         self._show_gauges()
 

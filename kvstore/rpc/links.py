@@ -5,8 +5,8 @@ goes on behind it (backlog.py, sending.py). Whatever ends a stream, nothing is l
 the outbox.
 
 How soon to dial again depends on why it ended. A good link that breaks is dialed at once, a peer that cannot be reached
-after a tenth of a second, then more and more slowly up to two seconds. A refusal needs somebody to change something: it
-is an alarm, and asked again every two seconds. And if *we* are the one who lost its memory, there is nothing to ask:
+after a tenth of a second, then more and more slowly up to two seconds, or as soon as it says hello
+to us. A refusal needs somebody to change something: it is an alarm, and asked again every two seconds. And if *we* are the one who lost its memory, there is nothing to ask:
 clients are kept out, and nothing is said to anybody any more (SAFETY 3).
 
 In a dev cluster a link may be cut (shape.py). A cut ends the stream at once, with everything that was under way on it.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from time import monotonic
 
 import grpc
@@ -68,6 +69,7 @@ class OutLink:
         self._sending: Sending | None = None
         self._attempt: asyncio.Task[None] | None = None
         self._healed = asyncio.Event()
+        self._is_called = asyncio.Event()
         self._failures = 0  # in a row, without a good link between them
         self._logged = ""  # the last unexpected error, so that the same one is not logged for ever
 
@@ -83,6 +85,10 @@ class OutLink:
         if self._attempt is not None and (self._parts.shape.is_cut(self._peer) or self._parts.replica.fence):
             self._attempt.cancel()
 
+    def call(self) -> None:
+        """The peer has just spoken to us, so it is there: dial now."""
+        self._is_called.set()
+
     async def run(self) -> None:
         while self._parts.replica.fence is None:
             await self._until_healed()
@@ -94,7 +100,9 @@ class OutLink:
                 await asyncio.gather(self._attempt, return_exceptions=True)
             wait_s = self._judge_end(self._attempt)
             if wait_s:
-                await asyncio.sleep(wait_s)
+                self._is_called.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._is_called.wait(), wait_s)
         self.state.trouble = str(self._parts.replica.fence)
 
     async def _until_healed(self) -> None:
@@ -220,6 +228,10 @@ class Links:
     def send(self, peer: Site, envelopes: list[Envelope]) -> None:
         """These are durable and may be sent. They are in the outbox, so that we need not keep them."""
         self._links[peer].send(envelopes)
+
+    def call(self, peer: Site) -> None:
+        """A peer has said hello: whoever waits to dial it need not wait any longer."""
+        self._links[peer].call()
 
     def state(self, peer: Site) -> LinkState:
         link = self._links[peer]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import grpc
 
@@ -51,6 +52,7 @@ class Peering:
         self._streams: dict[Site, Receiving] = {}
         self._states = {peer: LinkState(trouble="it has not said hello yet") for peer in replica.links}
         self._stopping: KvError | None = None
+        self.on_hello: Callable[[Site], None] = lambda peer: None  # who wants to know that a peer is there
         shape.on_change(self._look)
 
     def join(self, server: grpc.aio.Server) -> None:
@@ -110,6 +112,7 @@ class Peering:
         self._streams[peer] = stream
         state.connected, state.trouble = True, ""
         state.connects += 1
+        self.on_hello(peer)
         steady = asyncio.get_running_loop().call_later(STEADY_S, self._is_steady, peer)
         why = f"the link from {hello.name} is broken"
         try:
