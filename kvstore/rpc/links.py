@@ -5,9 +5,9 @@ goes on behind it (backlog.py, sending.py). Whatever ends a stream, nothing is l
 the outbox.
 
 How soon to dial again depends on why it ended. A good link that breaks is dialed at once, a peer that cannot be reached
-after a tenth of a second, then more and more slowly up to two seconds, or as soon as it says hello
-to us. A refusal needs somebody to change something: it is an alarm, and asked again every two seconds. And if *we* are the one who lost its memory, there is nothing to ask:
-clients are kept out, and nothing is said to anybody any more (SAFETY 3).
+after a tenth of a second, then more and more slowly up to two seconds, or as soon as it says hello to us. A refusal
+needs somebody to change something: it is an alarm, and asked again every two seconds. And if *we* are the one who lost
+its memory, there is nothing to ask: clients are kept out, and nothing is said to anybody any more (SAFETY 3).
 
 In a dev cluster a link may be cut (shape.py). A cut ends the stream at once, with everything that was under way on it.
 """

@@ -127,6 +127,39 @@ def test_nothing_is_lost_or_doubled_by_twenty_kills(seed: int, tmp_path: Path) -
     kill_cycles(tmp_path, "optimal", cycles=20, seed=seed)
 
 
+ANSWERS_BEFORE_THE_COMMIT = """
+from kvstore.loop import Loop
+
+commit = Loop._commit
+
+async def answer_first(self, step):
+    for place, asked in self.planted:
+        if not asked.answer.done():
+            asked.answer.set_result([step.answers[place + at] for at in range(len(asked.writes))])
+    await commit(self, step)
+
+take = Loop._take
+
+def remember(self):
+    inputs, self.planted = take(self)
+    return inputs, self.planted
+
+Loop._commit, Loop._take = answer_first, remember
+"""
+
+
+def test_a_replica_that_answers_before_the_commit_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug, put into the replicas of this test by the name that Python imports at every start."""
+    (tmp_path / "plant").mkdir()
+    (tmp_path / "plant/sitecustomize.py").write_text(
+        "import sys\nif 'serve' in sys.argv or '-m' in sys.orig_argv:\n"
+        + "".join(f"    {line}\n" for line in ANSWERS_BEFORE_THE_COMMIT.splitlines())
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "plant"))
+    with pytest.raises(AssertionError, match="acknowledged writes are not at"):
+        kill_cycles(tmp_path / "cluster", "optimal", cycles=8, seed=1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", ["optimal", "false-causality", "extra-message", "matrix", "pruning"])
 def test_nothing_is_lost_or_doubled_by_two_hundred_kills(protocol: str, tmp_path: Path) -> None:
