@@ -17,6 +17,7 @@ from __future__ import annotations
 from kvstore.errors import ClockSkew
 
 COUNTER_BITS = 16
+TIME_BELIEVED = 1 << 63  # the latest time taken from a peer, in the year 6429; beyond it: its message is malformed
 TIME_MAX = (1 << 64) - 1  # what fits into a packed version; beyond it: ClockSkew
 
 

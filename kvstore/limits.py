@@ -14,6 +14,7 @@ from kvstore.toml import wrong
 from kvstore.update import KEY_MAX, UPDATES_MAX, VALUE_MAX
 
 MIB = 1 << 20
+FRAME_OVERHEAD = 16 * MIB  # bytes that a frame may take beside its updates
 MESSAGE_OVERHEAD = 64  # bytes that one update alone in its message takes beside key and value, at most
 
 
@@ -33,7 +34,7 @@ class Limits:
     scan_page_max: int = limit(1000)  # keys in one page of a scan; beyond it: the rest comes in further pages
     scan_page_bytes_max: int = limit(MIB)  # bytes in one page of a scan; beyond it: the same, after one key at least
 
-    inbox_max: int = limit(1024)  # writes waiting for the loop; beyond it: InboxFull, at once
+    inbox_max: int = limit(8192)  # writes waiting for the loop; beyond it: InboxFull, at once
     inbox_bytes_max: int = limit(64 * MIB)  # bytes of them; beyond it: the same
     commit_max: int = limit(4096)  # inputs in one commit; beyond it: they wait for the next one
     commit_bytes_max: int = limit(2 * MIB)  # bytes of them; beyond it: the same, after one input at least
@@ -70,6 +71,11 @@ class Limits:
     trace_segment_rows_max: int = limit(50_000)  # rows of a trace segment; beyond it: it is sealed
     trace_segment_ms_max: int = limit(10_000)  # ms that a trace segment stays open; beyond it: it is sealed
 
+    @property
+    def frame_bytes_max(self) -> int:
+        """What a replica takes in one frame of a link. Stamps and columns come to the updates."""
+        return 2 * self.message_bytes_max + FRAME_OVERHEAD
+
     def __post_init__(self) -> None:
         for one in fields(self):
             value, least, most = getattr(self, one.name), one.metadata["least"], one.metadata["most"]
@@ -78,5 +84,9 @@ class Limits:
         largest = self.key_max + self.value_max + MESSAGE_OVERHEAD
         if self.message_bytes_max < largest:
             raise wrong("limits.message_bytes_max", f"the largest key and value alone take {largest}")
+        if self.link_batch_bytes_max > self.frame_bytes_max:
+            raise wrong(
+                "limits.link_batch_bytes_max", f"no peer takes a frame of more than {self.frame_bytes_max} bytes"
+            )
         if self.outbox_bytes_max < self.message_bytes_max:
             raise wrong("limits.outbox_bytes_max", "it must hold at least one message of limits.message_bytes_max")

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+READINGS_KEPT = 5  # of a peer's wall clock
 _CHUNK_BYTES = 1 << 16  # how finely the outbox is counted
 
 
@@ -26,9 +27,11 @@ class Link:
     promise: int = 0
     incarnation: int = 0  # of the peer's data; 0: we never met
     heard: tuple[int, int] = (0, 0)  # the newest heartbeat: it counts when this number is applied; its time
-    wall_ahead_ms: int | None = None  # our wall clock before the peer's, when it last spoke
+    wall_ahead_ms: int | None = None  # our wall clock before the peer's; None when it has not spoken lately
     outbox_bytes: int = 0
     held_bytes: int = 0  # received and not applied
+    _readings: deque[int] = field(default_factory=lambda: deque(maxlen=READINGS_KEPT))
+    _read_ms: int = 0  # when the last of them was taken
     _chunks: deque[list[int]] = field(default_factory=deque)  # [last number, bytes], oldest first
 
     def post(self, size: int) -> int:
@@ -60,6 +63,19 @@ class Link:
         self.applied = number
         self.promise = max(self.promise, time)
         self._count_heartbeat()
+
+    def compare_clocks(self, *, ahead_ms: int, now_ms: int) -> None:
+        """A heartbeat says what the peer's wall clock showed. On its way it can only have grown older, so of some
+        readings the least is the nearest to the truth."""
+        self._readings.append(ahead_ms)
+        self._read_ms = now_ms
+        self.wall_ahead_ms = min(self._readings)
+
+    def forget_clock(self, *, now_ms: int, silent_ms: int) -> None:
+        """Silence proves nothing (SAFETY 19): what a peer's clock showed long ago must not refuse anybody."""
+        if now_ms - self._read_ms > silent_ms:
+            self._readings.clear()
+            self.wall_ahead_ms = None
 
     def hear(self, time: int) -> None:
         self.heard = (self.received, time)

@@ -199,15 +199,16 @@ class Loop:
         self._work.set()
 
     async def _turn(self) -> None:
-        turn = self._step()
-        if turn is None:
+        inputs, asked_here = self._take()
+        if not inputs:
             return
-        step = turn.step
         try:
+            turn = self._step(inputs, asked_here)
+            step = turn.step
             if step.changed:
                 await self._commit(step)
         except BaseException as error:
-            for _, asked in turn.asked:
+            for _, asked in asked_here:
                 if not asked.answer.done():
                     asked.answer.set_exception(error if isinstance(error, KvError) else Internal(why=repr(error)))
             raise
@@ -218,10 +219,7 @@ class Loop:
         for queue in self._peers.values():
             queue.room.set()
 
-    def _step(self) -> Turn | None:
-        inputs, asked = self._take()
-        if not inputs:
-            return None
+    def _step(self, inputs: list[Input], asked: list[tuple[int, Asked]]) -> Turn:
         stepped = moment()
         with self._storage.snapshot() as view:
             step = self.replica.step(inputs, self._now_ms(), view)

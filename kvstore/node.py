@@ -22,6 +22,7 @@ from kvstore.alarms import Alarms
 from kvstore.clock import time_ms
 from kvstore.config import Cluster
 from kvstore.effects import Happened
+from kvstore.errors import KvError
 from kvstore.feed import EventFeed, Feed
 from kvstore.leases import Leases
 from kvstore.loop import Loop, Outlet, moment
@@ -32,6 +33,7 @@ from kvstore.rpc.links import Links
 from kvstore.rpc.peering import Peering
 from kvstore.shape import Shape
 from kvstore.storage import Storage
+from kvstore.storage.contract import SnapshotEnded
 from kvstore.storage.lmdb import LmdbStorage
 from kvstore.trace import Trace
 
@@ -182,7 +184,10 @@ class Node:
             await asyncio.sleep(TICK_S)
             self.loop.tick()
             self.leases.sweep()
-            self.alarms.check(self)
+            try:
+                self.alarms.check(self)
+            except (KvError, SnapshotEnded):  # a look at the disk that failed; whoever reads there is told
+                log.warning("the alarms could not be looked after", exc_info=True)
             await self.doors.show_health()
 
     def _happened(self, happened: Happened) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from causal import CausalError
 from causal.blocks import Reader, pack_numbers
 from causal.model import Dot, Message, Missing, Site
 from causal.multicast import Outgoing
 from kvstore.effects import Envelope, Event, Happened, Moment
+from kvstore.errors import ClusterMismatch
 from kvstore.update import Update
 
 
@@ -77,6 +79,14 @@ class Notes:
             return b""
         self.witness[self._site] = dot.seq
         return pack_numbers(self.witness)
+
+    def check_witness(self, carried: bytes) -> None:
+        """ClusterMismatch, if it could not be taken in."""
+        if self.witness is not None and carried:
+            try:
+                Reader(carried).numbers(self._sites)
+            except CausalError as error:
+                raise ClusterMismatch(str(error), what="witness", here="-", there="-") from None
 
     def witness_delivery(self, dot: Dot, carried: bytes) -> None:
         if self.witness is None:

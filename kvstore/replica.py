@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from causal import CausalError, Dot, Duplicate, Held, Message, Outgoing, decode, encode
+from causal import Dot, Duplicate, Held, Message, Outgoing, encode
 from causal.model import Mask, Site, sites_of
 from causal.multicast import Multicast
-from kvstore.clock import HybridClock, time_ms
+from kvstore.clock import TIME_BELIEVED, HybridClock, time_ms
 from kvstore.config import Cluster
 from kvstore.effects import (
     ABSENT,
@@ -38,11 +38,9 @@ from kvstore.effects import (
 )
 from kvstore.errors import (
     ClockSkew,
-    ClusterMismatch,
     CorruptRecord,
     KvError,
     LinkGap,
-    MalformedUpdate,
     OutboxFull,
     Restored,
     VersionMismatch,
@@ -51,11 +49,12 @@ from kvstore.keys import Keys
 from kvstore.layout import outbox_key
 from kvstore.link import Link
 from kvstore.notes import Notes
+from kvstore.opening import opened
 from kvstore.placement import Placement, merges_of
 from kvstore.requests import Requests
 from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
-from kvstore.update import UPDATES_MAX, Record, Update, Version, escape, pack_updates, unpack_updates
+from kvstore.update import UPDATES_MAX, Record, Update, Version, escape, pack_updates
 
 RECENT_MAX = 4096  # delivered messages remembered, to explain by them why others wait; beyond it: the oldest go
 
@@ -272,11 +271,15 @@ class Replica:
             return
         if envelope.number != link.received + 1:
             name = self.cluster.sites[peer].name
-            self._step.refused[peer] = LinkGap(peer=name, found=envelope.number, expected=link.received + 1)
+            gap = LinkGap(peer=name, found=envelope.number, expected=link.received + 1)
+            self._step.refused.setdefault(peer, gap)  # what follows a refused message comes too early, of course
             return
         self._close()
         try:
-            message, updates = self._opened(peer, envelope)
+            message, updates = opened(envelope, peer, self.ordering, self.cluster)
+            self.notes.check_witness(envelope.witness)
+            for update in updates:  # what cannot be compared is found now, not in the middle of a delivery
+                self.keys.record(update.key)
         except KvError as error:
             self._step.refused[peer] = error
             return
@@ -295,20 +298,6 @@ class Replica:
                     self.notes.note("held", message, peer, envelope, missing=missing)
                 case Duplicate(repeated):
                     self._drop(repeated, peer, envelope)
-
-    def _opened(self, peer: Site, envelope: Envelope) -> tuple[Message, list[Update]]:
-        """What is in an envelope, checked while it can still be left where it is."""
-        try:
-            message = decode(self.ordering, envelope.control)
-            updates = unpack_updates(envelope.payload)
-            if message.dot.site != peer:
-                raise MalformedUpdate(why=f"message of site {message.dot.site} on the link of site {peer}")
-        except (CausalError, MalformedUpdate) as error:
-            here, there = "-", str(envelope.number)
-            raise ClusterMismatch(str(error), what="message", here=here, there=there) from None
-        for update in updates:  # what cannot be compared is found now, not in the middle of a delivery
-            self.keys.record(update.key)
-        return message, updates
 
     def _drop(self, repeated: Message, peer: Site, envelope: Envelope) -> None:
         """A message that came twice: an honest peer on an honest link never does that."""
@@ -351,7 +340,7 @@ class Replica:
 
     def _heard(self, heard: Heard) -> None:
         link = self.links[heard.peer]
-        link.wall_ahead_ms = self._now_ms - heard.wall_ms
+        link.compare_clocks(ahead_ms=self._now_ms - heard.wall_ms, now_ms=self._now_ms)
         link.hear(heard.time)
 
     def _acked(self, acked: Acked) -> None:
@@ -363,7 +352,7 @@ class Replica:
         if link.incarnation != greeted.incarnation:
             link.incarnation = greeted.incarnation
             self._step.changed = True
-        self.clock.merge(greeted.time)
+        self.clock.merge(min(greeted.time, TIME_BELIEVED))
         if greeted.peer in self.unproven:
             # Its answer shows that we forgot nothing we said; its own hello, nothing that we acknowledged (SAFETY 3).
             self._proofs.add((greeted.peer, greeted.is_accepted_by_peer))
@@ -373,6 +362,8 @@ class Replica:
 
     def _tick(self) -> None:
         self._close()
+        for link in self.links.values():
+            link.forget_clock(now_ms=self._now_ms, silent_ms=self.cluster.limits.peer_silent_ms)
         sweep(self.keys, self.links.values(), self._view, self._step.batch, self._clock_ms())
         trims = any(link.trimmed < link.acked for link in self.links.values())
         self._step.changed |= trims or bool(self._step.batch.deletes)

@@ -38,8 +38,14 @@ class Requests:
         batch.puts.append(("requests", BY_ID + request_id, _pack(written)))
         batch.puts.append(("requests", BY_AGE + index_key(self._newest), request_id))
         if len(self._done) > self._most:
-            oldest, (number, _) = self._done.popitem(last=False)
-            batch.deletes += [("requests", BY_ID + oldest), ("requests", BY_AGE + index_key(number))]
+            oldest, (number, done) = self._done.popitem(last=False)
+            if (
+                done.commit == batch.number
+            ):  # remembered a moment ago, in this very batch, where a put outlives a delete
+                gone = {BY_ID + oldest, BY_AGE + index_key(number)}
+                batch.puts[:] = [put for put in batch.puts if put[0] != "requests" or put[1] not in gone]
+            else:
+                batch.deletes += [("requests", BY_ID + oldest), ("requests", BY_AGE + index_key(number))]
 
     def load(self, view: Snapshot) -> None:
         for key, request_id in view.scan("requests", BY_AGE, BY_ID):

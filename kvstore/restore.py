@@ -84,6 +84,7 @@ def restore(
                 raise CorruptRecord(f"{unfinished} cannot be restored: {why}", path=str(unfinished), why=why)
             incarnation = _begin_anew(storage, cluster, site.number, now_us)
             size_bytes = storage.size_bytes()
+        sync_path(unfinished)
         unfinished.rename(target)
         sync_path(target.parent)
     except OSError as error:

@@ -46,6 +46,7 @@ AGAIN: Mapping[str, Again] = {
     "OUTBOX_FULL": Again.ELSEWHERE,
     "CLOCK_SKEW": Again.ELSEWHERE,
     "RESTORED": Again.ELSEWHERE,
+    "AMNESIA": Again.ELSEWHERE,
     "STOPPING": Again.ANYWHERE,
     "STORAGE_FAILED": Again.ANYWHERE,
     "UNAVAILABLE": Again.ANYWHERE,

@@ -14,6 +14,7 @@ The marks in the table `tombstones` are only hints: a key that was written again
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from kvstore.clock import TIME_MAX
 from kvstore.errors import CorruptRecord
@@ -27,8 +28,10 @@ SWEEP_MAX = 1000  # marks of each kind looked at in one sweep; the rest waits fo
 
 
 def sweep(keys: Keys, links: Iterable[Link], view: Snapshot, batch: Batch, now_ms: int) -> None:
-    _expire(keys, view, batch, now_ms)
-    _collect(keys, least_promise(links), view, batch)
+    with suppress(CorruptRecord):  # a mark that does not pass its check stops the sweep there, and nothing else
+        _expire(keys, view, batch, now_ms)
+    with suppress(CorruptRecord):
+        _collect(keys, least_promise(links), view, batch)
 
 
 def least_promise(links: Iterable[Link]) -> int:

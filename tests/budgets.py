@@ -17,7 +17,7 @@ BUDGET_SECONDS: Mapping[str, float] = {
     "causal": 420,
     "cluster": 180,
     "docs": 90,
-    "kvstore": 180,
+    "kvstore": 240,
     "simulation": 150,
     TOP: 30,
 }

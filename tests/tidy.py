@@ -55,6 +55,7 @@ STORE_PURE = {
     "link.py",
     "merge.py",
     "notes.py",
+    "opening.py",
     "persist.py",
     "placement.py",
     "replica.py",

@@ -14,12 +14,11 @@ if TYPE_CHECKING:
     from kvstore.node import Node
 
 CLIENT_SLACK_BYTES = MIB  # what a request may have beside its keys and values
-PEER_SLACK_BYTES = 16 * MIB  # what a frame may have beside its updates: stamps above all; refusing it would end a link
 
 
 class Doors:
     def __init__(self, node: Node, *, reflection: bool) -> None:
-        largest = node.cluster.limits.message_bytes_max
+        limits = node.cluster.limits
         service = KeyValueService(
             node.cluster,
             node.site,
@@ -33,8 +32,8 @@ class Doors:
         )
         self._node = node
         self._health = Health()
-        self._clients = make_server(largest + CLIENT_SLACK_BYTES, node.site.client, "clients")
-        self._peers = make_server(2 * largest + PEER_SLACK_BYTES, node.site.peer, "peers")
+        self._clients = make_server(limits.message_bytes_max + CLIENT_SLACK_BYTES, node.site.client, "clients")
+        self._peers = make_server(limits.frame_bytes_max, node.site.peer, "peers")
         kv_pb2_grpc.add_KeyValueServicer_to_server(service, self._clients)
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node), self._clients)
         self._health.join(self._clients)

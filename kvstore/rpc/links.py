@@ -103,6 +103,7 @@ class OutLink:
                 self._is_called.clear()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._is_called.wait(), wait_s)
+                    await asyncio.sleep(RETRY_S_MIN)  # two that accept and then refuse each other must not spin
         self.state.trouble = str(self._parts.replica.fence)
 
     async def _until_healed(self) -> None:

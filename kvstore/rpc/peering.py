@@ -67,7 +67,7 @@ class Peering:
         if up_to > self._committed[peer]:
             self._committed[peer] = up_to
         stream = self._streams.get(peer)
-        if stream is not None:
+        if stream is not None and self._parts.replica.fence is None:
             stream.ack(up_to)
 
     def refuse(self, peer: Site, error: KvError) -> None:
@@ -149,7 +149,8 @@ class Peering:
         parts = self._parts
         up_to = self._committed.get(hello.site, 0)
         time_said, wall_ms = parts.loop.said.time, parts.now_ms()
-        verdict = judge(parts.replica, hello, up_to=up_to, time=time_said, wall_ms=wall_ms)
+        # Who has lost its memory acknowledges nothing any more: its peers must keep what it will need.
+        verdict = parts.replica.fence or judge(parts.replica, hello, up_to=up_to, time=time_said, wall_ms=wall_ms)
         if isinstance(verdict, KvError):
             if hello.site in self._states and hello.site not in self._streams:
                 self._complain(hello.site, verdict)
