@@ -112,7 +112,7 @@ def check_range(*, prefix: bytes, start: bytes, end: bytes, after: bytes) -> Non
     for what, given in (("a prefix", prefix), ("a start", start), ("an end", end), ("after", after)):
         check_bytes(what, given)
     if prefix and (start or end):
-        raise BadRange(start=escape(start), stop=escape(end), why="a scan has a prefix or a range, not both")
+        raise BadRequest(why="a scan has a prefix or a range, not both")
     if end and start >= end:
         raise BadRange(start=escape(start), stop=escape(end), why="the end is not after the start")
 

@@ -99,7 +99,7 @@ def _held_with_updates(kv: Client) -> Any:
 
 def _explained(held: Any) -> Iterator[str]:
     yield (
-        f"message {held.dot.seq} of {held.origin} waits since {held.held_ms} ms"
+        f"message {held.dot.seq} of {held.origin} has waited {held.held_ms} ms so far"
         f" for message {held.missing.seq} of {held.missing_origin}"
     )
     for step in held.chain:
@@ -143,14 +143,14 @@ def _all_there(kv: Client, keys: list[bytes]) -> int:
 
 def _numbers(say: Say, clients: Mapping[str, Client]) -> None:
     say("5. The numbers (`kvstore status` shows more; those of tokyo count from its restart)")
-    say("           sent   delivered   held   hold time   control bytes a message   commits   alarms")
+    say("           sent   delivered   held now   held in all   control bytes a message   commits   alarms")
     for name, kv in clients.items():
         status = kv.status()
         done = status.activity
         a_message = done.control_bytes / done.messages_sent if done.messages_sent else 0.0
         say(
-            f"   {name}  {done.messages_sent:>5} {done.messages_delivered:>11} {done.held:>6}"
-            f" {done.held_total_ms:>8} ms {a_message:>25.1f} {status.commit:>9} {len(status.alarms):>8}"
+            f"   {name}  {done.messages_sent:>5} {done.messages_delivered:>11} {done.held:>10}"
+            f" {done.held_total_ms:>10} ms {a_message:>25.1f} {status.commit:>9} {len(status.alarms):>8}"
         )
     say("")
 

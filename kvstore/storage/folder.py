@@ -24,7 +24,7 @@ def lock_folder(path: Path, *, create: bool) -> int:
     """Ours alone until the file that is returned is closed, or the process ends."""
     try:
         if create and not path.exists():
-            path.mkdir(mode=0o700)
+            path.mkdir(mode=0o700, parents=True)
             sync_path(path.parent)
         file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

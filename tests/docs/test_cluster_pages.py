@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,9 +42,27 @@ def test_the_cluster_of_the_readme_works_as_it_stands(tmp_path: Path) -> None:
     assert re.search(r"^hello(?! again)", done.stdout, re.MULTILINE) and done.stdout.count("hello again") == 1
 
 
-def test_the_python_of_the_readme_runs_against_a_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    block = re.search(r"```python cluster\n(.*?)```", README, re.DOTALL)
+PAGES = {
+    "README.md": "b'shall we?'\n[b'shall we?', b'shall we now?']\n",
+    "docs/client.md": "[b'k/1', b'k/3']\n[b'k/1', b'k/3']\n2 1\nVERSION_MISMATCH True\n",
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs_against_a_replica(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = re.search(r"```python cluster\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     with LocalCluster.create(tmp_path, replicas=1) as cluster:
-        exec(compile(block[1].replace("127.0.0.1:7400", cluster.endpoints[0]), "README.md", "exec"), {})
-    assert capsys.readouterr().out == "b'shall we?'\n[b'shall we?', b'shall we now?']\n"
+        exec(compile(block[1].replace("127.0.0.1:7400", cluster.endpoints[0]), page, "exec"), {})
+    assert capsys.readouterr().out.endswith(PAGES[page])
+
+
+def test_the_asyncio_of_the_page_runs_against_a_replica(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    names: dict[str, Any] = {}
+    exec(compile(block[1], "client.md", "exec"), names)
+    with LocalCluster.create(tmp_path, replicas=1) as cluster:
+        assert asyncio.run(names["fill"](cluster.endpoints[0])) == 1001

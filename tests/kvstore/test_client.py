@@ -480,7 +480,7 @@ def test_a_snapshot_stays_at_its_replica():
         (lambda kv: kv.pipeline([b"k"]), TypeError, "a pipeline holds Get, Put and Delete, not bytes"),
         (lambda kv: kv.get_many(b"key"), TypeError, "keys is a list of bytes, not bytes"),
         (lambda kv: kv.scan("k"), TypeError, "a prefix is bytes, not str"),
-        (lambda kv: kv.scan(b"k", start=b"a"), BadRange, "a prefix or a range, not both"),
+        (lambda kv: kv.scan(b"k", start=b"a"), BadRequest, "a prefix or a range, not both"),
         (lambda kv: kv.scan(start=b"b", end=b"a"), BadRange, "the end is not after the start"),
         (lambda kv: kv.scan(limit=0), BadRequest, "limit is 0"),
         (lambda kv: kv.watch("k"), TypeError, "a prefix is bytes"),
