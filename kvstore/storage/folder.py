@@ -23,9 +23,11 @@ ROOTS = "synced.roots"  # where mode `periodic` goes back to: checkpoint.py
 def lock_folder(path: Path, *, create: bool) -> int:
     """Ours alone until the file that is returned is closed, or the process ends."""
     try:
-        if create and not path.exists():
+        made = [one for one in (path, *path.parents) if not one.exists()] if create else []
+        if made:
             path.mkdir(mode=0o700, parents=True)
-            sync_path(path.parent)
+        for one in made:
+            sync_path(one.parent)
         file = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise unusable(path, error.strerror or str(error)) from error
