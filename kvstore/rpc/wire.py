@@ -118,8 +118,13 @@ def error_of_rpc(error: grpc.RpcError, *, site: str, timeout_ms: int) -> KvError
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(timeout_ms=timeout_ms, waiting_for=f"what became of it, {site} did not say")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-        return Unavailable(site=site, why=details or code.name)
+        return Unavailable(site=site, why=_plain(details) or code.name)
     return Internal(why=f"{site} ended the call with {code.name}: {details}")
+
+
+def _plain(details: str) -> str:
+    """What gRPC says of a connection that failed ends with the system's reason: "…: Connection refused"."""
+    return details.rpartition(": ")[2] if details.startswith("failed to connect to all addresses") else details
 
 
 def _info_of(call: grpc.Call) -> error_details_pb2.ErrorInfo | None:
