@@ -59,7 +59,7 @@ def test_another_process_with_the_same_number_is_not_it(process: Process) -> Non
 
 def test_one_that_ended_and_that_nobody_took_notice_of_is_gone(tmp_path: Path) -> None:
     """A zombie still has its number; its parent here never asks after it."""
-    code = "import subprocess, time; print(subprocess.Popen(['true']).pid, flush=True); time.sleep(60)"
+    code = "import subprocess, time; child = subprocess.Popen(['true']); print(child.pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
