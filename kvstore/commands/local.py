@@ -176,7 +176,7 @@ def _summary(local: LocalCluster, directory: Path, *, is_foreground: bool) -> No
 
 def _watch(local: LocalCluster) -> None:
     """Say what happens to the replicas, until somebody takes the cluster down."""
-    before: dict[str, str] = {site.name: site.state for site in local.status()}
+    before = dict.fromkeys(local.names, "running")  # they all were, when the start returned
     while any(state != "down" for state in before.values()):
         time.sleep(WATCH_S)
         now = {site.name: site.state for site in local.status()}

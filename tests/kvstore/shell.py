@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +20,21 @@ from tests.kvstore.script import Script, serving
 
 def run(*arguments: str, stdin: bytes | None = None, **environment: Any) -> Result:
     return CliRunner().invoke(main, arguments, input=stdin, env=environment)
+
+
+@contextmanager
+def started(*command: str, stderr: int = subprocess.PIPE, seconds: float = 30.0) -> Iterator[subprocess.Popen[str]]:
+    """A command whose lines are read one by one. It is killed when that takes too long, so that no reader waits."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvstore", *command], stdout=subprocess.PIPE, stderr=stderr, text=True
+    ) as process:
+        alarm = threading.Timer(seconds, process.kill)
+        alarm.start()
+        try:
+            yield process
+        finally:
+            alarm.cancel()
+            process.kill()
 
 
 class Shell:

@@ -35,7 +35,7 @@ from kvstore.show import from_json
 from kvstore.update import escape
 from kvstore.v1 import kv_pb2, model_pb2, watch_pb2
 from tests.kvstore.script import LOST, REFUSED, Script
-from tests.kvstore.shell import Shell, run, shell_for
+from tests.kvstore.shell import Shell, run, shell_for, started
 
 BYTES = b"\x00\xff\n\ttext\\"
 
@@ -298,13 +298,12 @@ def test_a_watch_in_json_says_where_to_go_on(kv: Shell, script: Script) -> None:
 
 def test_a_watch_flushes_each_line_and_ends_quietly_with_ctrl_c(kv: Shell, script: Script) -> None:
     script.watches.append([changes(first=1), changes((b"a", b"1"), first=1), "silent"])
-    command = [sys.executable, "-m", "kvstore", "watch", "--cluster", kv.file, "--site", "a"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with started("watch", "--cluster", kv.file, "--site", "a") as process:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline() == b"put\ta\t1\t0000000000000001-0\n"
+        assert process.stdout.readline() == "put\ta\t1\t0000000000000001-0\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
-        assert process.stderr.read().splitlines() == [b"watching at a, from 0-1-0"]
+        assert process.stderr.read().splitlines() == ["watching at a, from 0-1-0"]
 
 
 # Whom to ask, how to print

@@ -18,7 +18,7 @@ from click.testing import Result
 
 from kvstore.cluster import LocalCluster
 from kvstore.plan import plan
-from tests.kvstore.shell import run
+from tests.kvstore.shell import run, started
 
 WAIT_S = 20.0
 KVSTORE = [sys.executable, "-m", "kvstore"]
@@ -138,8 +138,7 @@ def test_a_replica_that_is_paused_is_late_and_goes_on(hand: Hand) -> None:
 
 
 def test_a_watch_survives_a_restart_of_its_replica_and_says_nothing_about_it(hand: Hand) -> None:
-    command = [*KVSTORE, "watch", "seen/", "--site", "b", "--cluster", str(hand.directory)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+    with started("watch", "seen/", "--site", "b", "--cluster", str(hand.directory)) as watch:
         assert watch.stdout is not None and watch.stderr is not None
         assert watch.stderr.readline().startswith("watching at b, from 1-")
         hand.at("b", "put", "seen/1", "before")
@@ -342,17 +341,15 @@ def test_replicas_end_with_the_process_that_started_them_however_it_ends(tmp_pat
 
 @contextmanager
 def foreground(directory: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [*KVSTORE, "cluster", "up", "--replicas", "2", "--dir", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = ("cluster", "up", "--replicas", "2", "--dir", str(directory))
     try:
-        assert process.stdout is not None
-        while line := process.stdout.readline():
-            if "Ctrl-C stops it" in line:
-                break
-        yield process
+        with started(*command, stderr=subprocess.STDOUT) as process:
+            assert process.stdout is not None
+            while line := process.stdout.readline():
+                if "Ctrl-C stops it" in line:
+                    break
+            yield process
     finally:
-        process.kill()
-        process.communicate()
         LocalCluster.open(directory).down()
 
 
