@@ -20,13 +20,10 @@ from dataclasses import dataclass
 from kvstore.errors import SnapshotGone, TooManyWaiting
 from kvstore.limits import Limits
 from kvstore.storage.contract import Snapshot, SnapshotEnded, Storage
+from kvstore.wall import wall_ms
 
 LEASE_DEFAULT_MS = 10_000  # of a lease that is asked for without a length
 HANDLE_BYTES = 16  # random: who has not been given a handle cannot guess it
-
-
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +35,7 @@ from kvstore.storage import Storage
 from kvstore.storage.contract import SnapshotEnded
 from kvstore.storage.lmdb import LmdbStorage
 from kvstore.trace import Trace
+from kvstore.wall import wall_ms
 
 TICK_S = 0.2  # between two looks at what time has changed: expiry, leases, alarms
 GRACE_S = 2.0  # that calls under way get when the replica stops; beyond it: they are cancelled
@@ -141,9 +141,7 @@ class Node:
 
     # Time
 
-    @staticmethod
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
+    now_ms = staticmethod(wall_ms)
 
     def clock_ms(self) -> int:
         """What expiry is judged by: the wall clock, but never behind what this site has already seen."""

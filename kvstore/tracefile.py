@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvstore.storage.folder import sync_path
 from kvstore.tracerow import METADATA, Origin, Segment, load_pyarrow, schema, to_table
 
 _NAME = re.compile(r"trace-(?P<site>.+)-(?P<incarnation>\d+)-(?P<first>\d{19})\.parquet")
@@ -53,17 +54,8 @@ def write_segment(folder: Path, segment: Segment, origin: Origin) -> Path:
     except BaseException:
         unsealed.unlink(missing_ok=True)
         raise
-    _sync_folder(folder)
+    sync_path(folder)  # the new name itself must reach the disk
     return path
-
-
-def _sync_folder(folder: Path) -> None:
-    """The new name itself must reach the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def metadata_of(path: Path) -> Mapping[str, str]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from time import monotonic
 
@@ -37,6 +36,7 @@ from kvstore.rpc.wire import error_of_rpc
 from kvstore.shape import REFRESH_MS, Shape
 from kvstore.storage.contract import Storage
 from kvstore.version import software_version
+from kvstore.wall import wall_ms
 
 RETRY_S_MIN = 0.1  # before a peer that could not be reached is dialed again; doubled each time
 RETRY_S_MAX = 2.0  # and after a refusal
@@ -220,7 +220,7 @@ class Links:
         alarms: Alarming,
         metrics: Counting,
     ) -> None:
-        parts = Parts(cluster, site, replica, loop, storage, shape, alarms, metrics, _wall_ms)
+        parts = Parts(cluster, site, replica, loop, storage, shape, alarms, metrics, wall_ms)
         self._parts = parts
         self._links = {peer: OutLink(parts, peer) for peer in replica.links}
         self._tasks: list[asyncio.Task[None]] = []
@@ -269,7 +269,3 @@ class Links:
     def _look(self) -> None:
         for link in self._links.values():
             link.look()
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

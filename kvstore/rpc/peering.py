@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 import grpc
@@ -29,6 +28,7 @@ from kvstore.rpc.receiving import Receiving
 from kvstore.rpc.wire import Context, abort, send
 from kvstore.shape import Shape
 from kvstore.storage.contract import Storage
+from kvstore.wall import wall_ms
 
 log = logging.getLogger("kvstore.peering")
 
@@ -47,7 +47,7 @@ class Peering:
         alarms: Alarming,
         metrics: Counting,
     ) -> None:
-        self._parts = Parts(cluster, site, replica, loop, storage, shape, alarms, metrics, _wall_ms)
+        self._parts = Parts(cluster, site, replica, loop, storage, shape, alarms, metrics, wall_ms)
         self._committed = {peer: link.applied for peer, link in replica.links.items()}
         self._streams: dict[Site, Receiving] = {}
         self._states = {peer: LinkState(trouble="it has not said hello yet") for peer in replica.links}
@@ -187,7 +187,3 @@ class Peering:
 def _not_a_hello(found: str) -> ClusterMismatch:
     message = f"a link begins with a hello, not with {found}"
     return ClusterMismatch(message, what="first frame", here="a hello", there=found, field="hello")
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

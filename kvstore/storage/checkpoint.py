@@ -25,13 +25,13 @@ import lmdb
 
 from kvstore.errors import CorruptRecord, ForeignData
 from kvstore.storage.folder import DATA, ROOTS, sync_path, write_synced
+from kvstore.storage.snapshot import RESIDUE
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NO_BOOT = bytes(36)  # fits no boot: such roots are always put back
 
 _HEAD = Struct("<Q36sI")  # turn, boot id, bytes of the roots that follow
 _CRC = Struct("<I")
-_RESIDUE = 0x2144DF1C  # the crc32 of anything followed by its crc32
 _STRIDE = 1 << 17  # of a slot; two pages of the largest kind are half of it
 _TXNID = Struct("=Q")
 _TXNID_AT = 144  # in a root page: the number of the transaction that wrote it
@@ -121,7 +121,7 @@ def _unpacked(saved: bytes) -> tuple[int, bytes, bytes] | None:
         return None
     turn, boot, length = _HEAD.unpack_from(saved)
     end = _HEAD.size + length
-    return (turn, boot, saved[_HEAD.size : end]) if crc32(saved[: end + _CRC.size]) == _RESIDUE else None
+    return (turn, boot, saved[_HEAD.size : end]) if crc32(saved[: end + _CRC.size]) == RESIDUE else None
 
 
 def _txnid(roots: bytes, page_at: int) -> int:

@@ -34,7 +34,7 @@ HOUSE = "storage"  # the table of the store itself: format and number
 NUMBER = b"number"
 HUSH_S = 0.02  # that new readers are kept waiting for old ones; beyond it: they pass, the change of the map waits
 
-_RESIDUE = 0x2144DF1C  # the crc32 of anything followed by its crc32
+RESIDUE = 0x2144DF1C  # the crc32 of anything followed by its crc32
 _pack_crc = Struct("<I").pack
 _SEEDS = {table: crc32(table.encode() + b"\0") for table in (HOUSE, *TABLES)}
 
@@ -44,7 +44,7 @@ def seal(table: str, key: bytes, value: bytes) -> bytes:
 
 
 def unseal(table: str, key: bytes, sealed: bytes) -> bytes:
-    if crc32(sealed, crc32(key, _SEEDS[table])) != _RESIDUE:
+    if crc32(sealed, crc32(key, _SEEDS[table])) != RESIDUE:
         raise CorruptRecord(table=table, key=escape(key), why="its checksum is wrong")
     return sealed[:-4]
 
