@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 # Debian packages that tests call. None so far: whoever adds a test with require_program() adds its package here.
 DEBIAN_PACKAGES :=
 
-.PHONY: help setup setup-system demo test test-full lint format protos bench reproduce lock dist clean
+.PHONY: help setup setup-system demo test test-full lint format protos bench bench-sessions reproduce lock dist clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ format: setup ## put the code into the format that lint asks for
 
 bench: setup ## measure three replicas on this machine: puts a second, latency, CPU a put (`causal bench`: the protocols)
 	$(BIN)/python -m loadtests.bench
+
+bench-sessions: setup ## measure what sessions cost: bytes and microseconds of a token, gets with and without
+	$(BIN)/python -m loadtests.session_bench
 
 reproduce: setup ## draw the figures and tables of the docs again
 	for example in docs/examples/*.jsonl; do \

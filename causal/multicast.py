@@ -79,6 +79,7 @@ class Multicast(ABC, Generic[C]):
     promise: ClassVar[str]
     is_causal: ClassVar[bool] = True
     makes_extras: ClassVar[bool] = False
+    heeds_meaning: ClassVar[bool] = False  # whether `semantic` makes a difference
 
     def __init__(self, site: Site, sites: int) -> None:
         if not 1 <= sites <= SITES_MAX:

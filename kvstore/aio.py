@@ -5,31 +5,48 @@
 
 Gets, puts and deletes that are made in the same moment go out as one request, each with its own result (lane.py), so
 that many single calls in flight cost a few requests. `coalesce=False` sends every call alone; so does a call with a
-`timeout_s` of its own. A client belongs to one event loop.
+`timeout_s` of its own, with a freshness or dependencies, or of a session. A client belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Sequence
 from random import random
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import grpc
 
 from causal.model import Dot
-from kvstore import calls
-from kvstore.aio_reader import SnapshotReader, Watch, listen, scan
-from kvstore.calls import RECEIVE_BYTES_MAX, TIMEOUT_S, Call, Item, RequestIds, closed_error, failure_of
-from kvstore.checks import Operation, check, check_key, check_request_id, checked_timeout, endpoints_of, refuse_security
+from kvstore import answers, calls
+from kvstore.aio_reader import Watch, listen, scan
+from kvstore.aio_session import Session
+from kvstore.aio_snapshot import SnapshotReader
+from kvstore.aio_verbs import Verbs
+from kvstore.calls import RECEIVE_BYTES_MAX, TIMEOUT_S, Call, RequestIds, closed_error, failure_of
+from kvstore.checks import (
+    Operation,
+    check,
+    check_key,
+    check_request_id,
+    checked_timeout,
+    checked_token,
+    endpoints_of,
+    refuse_security,
+)
 from kvstore.client import BACKUP_S
-from kvstore.errors import BatchTooLarge, KvError, NoSessions
+from kvstore.errors import BatchTooLarge, KvError
 from kvstore.lane import Lane, TooLarge, Waiting
-from kvstore.retry import Course, Kind, Route
-from kvstore.streams import PATIENCE_S, Following, Listening, Scanning, Watching
+from kvstore.retry import Course, Kind, Route, last_word
+from kvstore.streams import Following, Listening, Scanning, Watching
+from kvstore.terms import Depends
 from kvstore.v1 import admin_pb2, admin_pb2_grpc, event_pb2, kv_pb2_grpc, status_pb2
-from kvstore.values import Delete, Entry, Get, Position, Put, Version, Written, WrittenBatch
+from kvstore.values import Delete, Entry, Get, Position, Put, Read, Written
+
+if TYPE_CHECKING:
+    from kvstore.history import Diary, History
 
 Result = TypeVar("Result")
 
@@ -42,20 +59,28 @@ def connect(
     timeout_s: float = TIMEOUT_S,
     receive_bytes_max: int = RECEIVE_BYTES_MAX,
     coalesce: bool = True,
+    history: History | None = None,
 ) -> Client:
-    """A client of these replicas, "host:port" each, the preferred one first. Nothing is sent before the first call."""
+    """A client of these replicas, "host:port" each, the preferred one first. Nothing is sent before the first call.
+
+    `history` writes down what all calls did and saw.
+    """
     refuse_security(auth=auth, tls=tls)
-    caller = Caller(endpoints_of(endpoints), checked_timeout(timeout_s, TIMEOUT_S), receive_bytes_max)
+    caller = Caller(endpoints_of(endpoints), checked_timeout(timeout_s, TIMEOUT_S), receive_bytes_max, history)
     return Client(caller, coalesce=coalesce)
 
 
 class Caller:
     """Asks calls at replicas, again where that is safe. Everything that gRPC raises ends here as an error of ours."""
 
-    def __init__(self, endpoints: tuple[str, ...], timeout_s: float, receive_bytes_max: int) -> None:
+    def __init__(
+        self, endpoints: tuple[str, ...], timeout_s: float, receive_bytes_max: int, history: History | None
+    ) -> None:
         self.endpoints = endpoints
         self.timeout_s = timeout_s
         self.route = Route(len(endpoints))
+        self.history = history
+        self.diary = None if history is None else history.outside
         self.is_closed = False
         self._options = calls.channel_options(receive_bytes_max)
         self._doors: dict[int, tuple[grpc.aio.Channel, Any, Any]] = {}  # made when used: inside the event loop
@@ -64,6 +89,8 @@ class Caller:
         self.is_closed = True
         for channel, _, _ in self._doors.values():
             await channel.close()
+        if self.history is not None:
+            await asyncio.to_thread(self.history.close)
 
     def now_s(self) -> float:
         return asyncio.get_running_loop().time()
@@ -73,9 +100,21 @@ class Caller:
         return Course(self.route, kind, now_s=self.now_s(), timeout_s=timeout_s, pinned_at=pinned_at)
 
     async def ask(self, call: Call[Result], timeout_s: float | None, pinned_at: int | None = None) -> Result:
-        return await self.run(call, self.course(call.kind, timeout_s, pinned_at))
+        course = self.course(call.kind, timeout_s, pinned_at)
+        if self.diary is None or not call.operations:
+            return call.read(await self.run(call, course))
+        started_ns = time.monotonic_ns()
+        try:
+            answer = await self.run(call, course)
+            result = call.read(answer)
+        except BaseException as error:
+            self.diary.failed(call, error, started_ns=started_ns)
+            raise
+        self.diary.answered(call, result, site=answer.site, started_ns=started_ns)
+        return result
 
-    async def run(self, call: Call[Result], course: Course) -> Result:
+    async def run(self, call: Call[Any], course: Course) -> Any:
+        """The answer, not read yet."""
         while True:
             try:
                 answer = await self.once(call.method, call.request, course, course.attempt_s(self.now_s()))
@@ -83,7 +122,7 @@ class Caller:
                 await self.wait_or_raise(course, self.failure(error, course))
             else:
                 course.worked()
-                return call.read(answer)
+                return answer
 
     async def once(self, name: str, request: Any, course: Course, attempt_s: float) -> Any:
         try:
@@ -112,7 +151,7 @@ class Caller:
     async def wait_or_raise(self, course: Course | Following[Any], failure: KvError) -> None:
         wait_s = course.after(failure, now_s=self.now_s(), chance=random())
         if wait_s is None or self.is_closed:
-            raise failure
+            raise last_word(failure, course if isinstance(course, Course) else course.course, self.endpoints)
         await asyncio.sleep(wait_s)
 
     def failure(self, error: grpc.RpcError, course: Course | Following[Any]) -> KvError:
@@ -134,7 +173,9 @@ class Caller:
         return getattr(keys if hasattr(keys, name) else admin, name)
 
 
-class Client:
+class Client(Verbs):
+    _has_session: ClassVar[bool] = False
+
     def __init__(self, caller: Caller, *, coalesce: bool) -> None:
         self._caller = caller
         self._ids = RequestIds()
@@ -161,108 +202,74 @@ class Client:
                 lane.close()
         await self._caller.close()
 
-    # One key
+    async def _ask(self, call: Call[Result], timeout_s: float | None) -> Result:
+        return await self._caller.ask(call, timeout_s)
 
-    async def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
-        if not self._coalesces or timeout_s is not None:
-            return await self._caller.ask(calls.get(key), timeout_s)
+    def _scan(self, request: Any, limit: int | None, timeout_s: float | None) -> AsyncIterator[Entry]:
+        return scan(self._caller, Scanning(request, limit), timeout_s)
+
+    def _watch(self, request: Any, position: Position | None, timeout_s: float | None, patience_s: float) -> Watch:
+        return Watch(self._caller, Watching(request, position), timeout_s, patience_s)
+
+    def session(self, token: bytes | None = None) -> Session:
+        """A new session, or one that goes on after another: with its token, here or in any other client."""
+        return Session(self._caller, self._ids, checked_token(token))
+
+    # Calls that can travel together
+
+    async def read(
+        self,
+        key: bytes,
+        *,
+        freshness: str | None = None,
+        max_age_ms: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Read:
+        is_plain = timeout_s is None and freshness is None and max_age_ms is None
+        if not (self._coalesces and is_plain):
+            return await super().read(key, freshness=freshness, max_age_ms=max_age_ms, timeout_s=timeout_s)
         check_key(key)
         if self._reads is None:
             self._reads = self._lane(Kind.READ)
-        found: Entry | None = await self._reads.ask(Get(key), b"", len(key))
+        found: Read = await self._noted(Get(key), self._reads.ask(Get(key), b"", len(key)))
         return found
 
-    async def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        ttl_ms: int | None = None,
-        expect: Version | None = None,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Write, only if the replica has the expected version, or nothing under the key with `expect=ABSENT`."""
-        return await self._write(Put(key, value, ttl_ms, expect), request_id, timeout_s)
-
-    async def delete(
-        self,
-        key: bytes,
-        *,
-        expect: Version | None = None,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Delete; what is not there too."""
-        return await self._write(Delete(key, expect), request_id, timeout_s)
-
-    def _write(self, operation: Put | Delete, request_id: bytes | None, timeout_s: float | None) -> Awaitable[Written]:
-        if not self._coalesces or timeout_s is not None or request_id == b"":
-            return self._caller.ask(calls.write(operation, self._id(request_id)), timeout_s)
-        check(operation)
+    def _write(
+        self, operation: Put | Delete, request_id: bytes | None, depends: Depends, timeout_s: float | None
+    ) -> Awaitable[Written]:
+        if not self._coalesces or timeout_s is not None or request_id == b"" or depends != Depends():
+            return super()._write(operation, request_id, depends, timeout_s)
+        operation = check(operation)
         if request_id is not None:
             check_request_id(request_id)
         if self._writes is None:
             self._writes = self._lane(Kind.WRITE)
         size = len(operation.key) + (len(operation.value) if isinstance(operation, Put) else 0)
-        return self._writes.ask(operation, self._id(request_id), size)
+        return self._noted(operation, self._writes.ask(operation, self._id(request_id), size))
 
-    # Many keys
+    def _noted(self, operation: Operation, asked: asyncio.Future[Any]) -> Awaitable[Any]:
+        return asked if self._caller.diary is None else _note(self._caller.diary, operation, asked)
 
-    async def batch(
-        self,
-        operations: Iterable[Put | Delete],
-        *,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> WrittenBatch:
-        """All or nothing, here and at every replica."""
-        return await self._caller.ask(calls.batch(operations, self._id(request_id)), timeout_s)
+    def _lane(self, kind: Kind) -> Lane:
+        if self._caller.is_closed:
+            raise closed_error()
+        return Lane(self._post, lambda left_s: self._caller.course(kind, max(left_s, 0.001)), self._caller.timeout_s)
 
-    async def pipeline(self, operations: Sequence[Operation], *, timeout_s: float | None = None) -> list[Item]:
-        """Independent calls in one request: for each what the call alone would give, or its error, not raised."""
-        ids = [self._ids.make() for _ in operations]
-        return await self._caller.ask(calls.pipeline(operations, ids), timeout_s)
+    async def _post(self, waiting: Sequence[Waiting], course: Course, attempt_s: float) -> list[answers.Result]:
+        """Send the calls of a lane as one request."""
+        request = calls.pipeline_request([one.operation for one in waiting], [one.request_id for one in waiting])
+        try:
+            answer = await self._caller.once("Pipeline", request, course, attempt_s)
+        except grpc.RpcError as error:
+            failure = self._caller.failure(error, course)
+            raise TooLarge(failure) if isinstance(failure, BatchTooLarge) else failure from error
+        return answers.results(answer, len(waiting))
 
-    async def get_many(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> dict[bytes, Entry]:
-        """All at one moment; what is not there is left out."""
-        return await self._caller.ask(calls.get_many(keys), timeout_s)
-
-    def scan(
-        self,
-        prefix: bytes = b"",
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        after: bytes = b"",
-        limit: int | None = None,
-        page_size: int | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[Entry]:
-        """All keys with a prefix, or from start up to end, in order. `timeout_s` is for one page."""
-        request = calls.scan_request(prefix=prefix, start=start, end=end, after=after, page_size=page_size)
-        return scan(self._caller, Scanning(request, limit), timeout_s)
-
-    def watch(
-        self,
-        prefix: bytes = b"",
-        *,
-        position: Position | None = None,
-        timeout_s: float | None = None,
-        patience_s: float = PATIENCE_S,
-    ) -> Watch:
-        """Every change under a prefix from now on, or after a position: `async with kv.watch() as watch` has begun.
-
-        A broken connection and a restart of the replica are survived, if they last no longer than `patience_s`.
-        """
-        return Watch(self._caller, Watching(calls.watch_request(prefix), position), timeout_s, patience_s)
+    # What takes longer than a call
 
     def snapshot(self, *, lease_ms: int | None = None, timeout_s: float | None = None) -> SnapshotReader:
         """Reads as of one moment, call after call, while it lasts: `async with kv.snapshot() as then`."""
         return SnapshotReader(self._caller, lease_ms, timeout_s)
-
-    def session(self, token: bytes | None = None) -> NoReturn:
-        raise NoSessions("this version has no sessions yet; calls without one see what the replica has")
 
     # For operators
 
@@ -283,20 +290,13 @@ class Client:
         """Copy the replica's data to a directory on its own machine."""
         return await self._caller.ask(calls.backup(directory), timeout_s, pinned_at=self._caller.route.at)
 
-    def _id(self, request_id: bytes | None) -> bytes:
-        return self._ids.make() if request_id is None else request_id
 
-    def _lane(self, kind: Kind) -> Lane:
-        if self._caller.is_closed:
-            raise closed_error()
-        return Lane(self._post, lambda left_s: self._caller.course(kind, max(left_s, 0.001)), self._caller.timeout_s)
-
-    async def _post(self, waiting: Sequence[Waiting], course: Course, attempt_s: float) -> list[Item]:
-        """Send the calls of a lane as one request."""
-        request = calls.pipeline_request([one.operation for one in waiting], [one.request_id for one in waiting])
-        try:
-            answer = await self._caller.once("Pipeline", request, course, attempt_s)
-        except grpc.RpcError as error:
-            failure = self._caller.failure(error, course)
-            raise TooLarge(failure) if isinstance(failure, BatchTooLarge) else failure from error
-        return calls.pipeline_results(answer, len(waiting))
+async def _note(diary: Diary, operation: Operation, asked: asyncio.Future[Any]) -> Any:
+    started_ns = time.monotonic_ns()
+    try:
+        result = await asked
+    except BaseException as error:
+        diary.single(operation, error, started_ns=started_ns)
+        raise
+    diary.single(operation, result, started_ns=started_ns)
+    return result

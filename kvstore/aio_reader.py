@@ -1,47 +1,80 @@
-"""What an asyncio client reads piece by piece: scans, watches, events, and everything under a snapshot.
+"""What an asyncio client reads piece by piece: scans, watches, events.
 
-A watch or a snapshot begins when it is awaited or entered.
+A watch begins when it is awaited or entered. What a session has to do with it: reader.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
-from contextlib import aclosing
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from kvstore import calls
 from kvstore.checks import checked_timeout
-from kvstore.errors import KvError, SnapshotGone, Unavailable
-from kvstore.streams import STREAM_S, Following, Lease, Listening, Scanning, Stream, Watching
+from kvstore.errors import KvError, Unavailable
+from kvstore.retry import Route
+from kvstore.streams import STREAM_S, Following, Listening, Scanning, Stream, Watching
 from kvstore.values import Change, Entry, Position
 
 if TYPE_CHECKING:
     from kvstore.aio import Caller
+    from kvstore.aio_session import Session
 
 Piece = TypeVar("Piece")
 
 
-RELEASE_S = 1.0  # seconds for giving a snapshot back; beyond it: its lease ends by itself
-
-
 def scan(
-    caller: Caller, source: Scanning, timeout_s: float | None, pinned_at: int | None = None
+    caller: Caller,
+    source: Scanning,
+    timeout_s: float | None,
+    *,
+    pinned_at: int | None = None,
+    session: Session | None = None,
 ) -> AsyncGenerator[Entry, None]:
-    page_s = checked_timeout(timeout_s, caller.timeout_s)
-    return _pieces(caller, source, begin_s=page_s, stream_s=page_s, pinned_at=pinned_at)
+    return _pages(caller, source, checked_timeout(timeout_s, caller.timeout_s), pinned_at, session)
 
 
-def listen(caller: Caller, source: Listening) -> AsyncIterator[Any]:
-    return _pieces(caller, source, begin_s=caller.timeout_s, stream_s=STREAM_S, pinned_at=None)
-
-
-async def _pieces(
-    caller: Caller, source: Stream[Piece], *, begin_s: float, stream_s: float, pinned_at: int | None
-) -> AsyncGenerator[Piece, None]:
+async def _pages(
+    caller: Caller, source: Scanning, page_s: float, pinned_at: int | None, session: Session | None
+) -> AsyncGenerator[Entry, None]:
     """Time runs from the first piece that is asked for."""
-    reader = Reader(caller, source, begin_s=begin_s, resume_s=begin_s, stream_s=stream_s, pinned_at=pinned_at)
+    route = caller.route if session is None else session.route
+    reader = Reader(caller, source, route, begin_s=page_s, resume_s=page_s, stream_s=page_s, pinned_at=pinned_at)
+    try:
+        while (page := await _page(caller, reader, source, session)) is not None:
+            for entry in page:
+                yield entry
+    finally:
+        reader.close()
+
+
+async def _page(
+    caller: Caller, reader: Reader[Entry], source: Scanning, session: Session | None
+) -> Sequence[Entry] | None:
+    started_ns = time.monotonic_ns()
+    async with _turn(session):
+        if session is not None:
+            await session.begin_before(source)
+        if source.strand.is_overtaken:
+            reader.begin_anew()
+        page = await reader.read()
+        diary = caller.diary if session is None else session.diary
+        if diary is not None and page:
+            diary.page(page, source, started_ns=started_ns)
+        return page
+
+
+def _turn(session: Session | None) -> AbstractAsyncContextManager[object]:
+    return nullcontext() if session is None else session.lock
+
+
+async def listen(caller: Caller, source: Listening) -> AsyncIterator[Any]:
+    """Time runs from the first piece that is asked for."""
+    begin_s = caller.timeout_s
+    reader = Reader(caller, source, caller.route, begin_s=begin_s, resume_s=begin_s, stream_s=STREAM_S, pinned_at=None)
     try:
         while (found := await reader.read()) is not None:
             for piece in found:
@@ -57,6 +90,7 @@ class Reader(Generic[Piece]):
         self,
         caller: Caller,
         source: Stream[Piece],
+        route: Route,
         *,
         begin_s: float,
         resume_s: float,
@@ -65,7 +99,7 @@ class Reader(Generic[Piece]):
     ) -> None:
         self._caller = caller
         self._following = Following(
-            caller.route,
+            route,
             source,
             now_s=caller.now_s(),
             begin_s=begin_s,
@@ -78,17 +112,30 @@ class Reader(Generic[Piece]):
 
     async def read(self) -> Sequence[Piece] | None:
         """What the next answer brings; None: that was all."""
+        answer = await self.answer()
+        return None if answer is None else self.take(answer)
+
+    async def answer(self) -> Any:
+        """The next answer; None: that was the last."""
         while not self._is_closed and not self._following.source.is_done:
             try:
-                answer = await self._next()
+                return await self._next()
             except KvError as failure:
                 if self._was_closed_by_another():
                     return None
                 self._stream = None
                 await self._caller.wait_or_raise(self._following, failure)
-            else:
-                return None if answer is None else self._following.came(answer)
         return None
+
+    def take(self, answer: Any) -> Sequence[Piece]:
+        return self._following.came(answer)
+
+    def begin_anew(self) -> None:
+        """Leave this stream; what was not taken from it comes again."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+        self._following.begin_anew(self._caller.now_s())
 
     async def _next(self) -> Any:
         if self._stream is None:
@@ -122,9 +169,17 @@ class Watch:
     together count together, when the last of them is out. `close` ends the loop, from any task.
     """
 
-    def __init__(self, caller: Caller, source: Watching, timeout_s: float | None, patience_s: float) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        source: Watching,
+        timeout_s: float | None,
+        patience_s: float,
+        session: Session | None = None,
+    ) -> None:
         self._caller = caller
         self._source = source
+        self._session = session
         self._begin_s = checked_timeout(timeout_s, caller.timeout_s)
         self._patience_s = checked_timeout(patience_s, patience_s)
         self._reader: Reader[Change] | None = None
@@ -134,10 +189,15 @@ class Watch:
         if self._reader is None:
             begin_s, patience_s, position = self._begin_s, self._patience_s, self._source.position
             at = None if position is None else await _holder(self._caller, position, begin_s)
-            self._reader = Reader(
-                self._caller, self._source, begin_s=begin_s, resume_s=patience_s, stream_s=STREAM_S, pinned_at=at
-            )
-            await self._reader.read()
+            session, caller = self._session, self._caller
+            route = caller.route if session is None else session.route
+            async with _turn(session):
+                if session is not None:
+                    await session.begin_before(self._source)
+                self._reader = Reader(
+                    caller, self._source, route, begin_s=begin_s, resume_s=patience_s, stream_s=STREAM_S, pinned_at=at
+                )
+                await self._reader.read()
         return self
 
     def __await__(self) -> Generator[Any, Any, Self]:
@@ -158,9 +218,31 @@ class Watch:
     async def __anext__(self) -> Change:
         await self._begin()
         while (change := self._source.next()) is None:
-            if self._reader is None or await self._reader.read() is None:
+            if self._reader is None or not await self._read(self._reader):
                 raise StopAsyncIteration
         return change
+
+    async def _read(self, reader: Reader[Change]) -> bool:
+        answer = await reader.answer()
+        if answer is None:
+            return False
+        try:
+            async with _turn(self._session):
+                return await self._take(reader, answer)
+        except BaseException:
+            reader.begin_anew()  # what was not taken must come again
+            raise
+
+    async def _take(self, reader: Reader[Change], answer: Any) -> bool:
+        if not self._source.must_ask_again(answer):
+            reader.take(answer)
+            return True
+        reader.begin_anew()
+        while (again := await reader.answer()) is not None:  # what came once is there, so this does not take long
+            reader.take(again)
+            if again.changes:
+                return True
+        return False
 
     def close(self) -> None:
         if self._reader is not None:
@@ -187,92 +269,3 @@ async def _holder(caller: Caller, position: Position, timeout_s: float) -> int:
         if status.site_number == position.site:
             return at
     raise Unavailable(site=f"site {position.site}", why="no endpoint answers as the site of this position")
-
-
-class SnapshotReader:
-    """Reads as of one moment at one replica. The lease is renewed by reading; it has an end all the same."""
-
-    def __init__(self, caller: Caller, lease_ms: int | None, timeout_s: float | None) -> None:
-        self._caller = caller
-        self._lease_ms = lease_ms
-        self._call = calls.snapshot(lease_ms)
-        self._timeout_s = timeout_s
-        self._leased: Lease | None = None
-
-    async def _begin(self) -> Self:
-        if self._leased is None:
-            course = self._caller.course(self._call.kind, self._timeout_s)
-            answer = await self._caller.run(self._call, course)
-            self._leased = Lease(answer, at=course.at, now_s=self._caller.now_s())
-        return self
-
-    def __await__(self) -> Generator[Any, Any, Self]:
-        return self._begin().__await__()
-
-    @property
-    def _lease(self) -> Lease:
-        if self._leased is None:
-            raise SnapshotGone("a snapshot begins when it is awaited or entered", limit=0)
-        return self._leased
-
-    @property
-    def site(self) -> str:
-        return self._lease.site
-
-    @property
-    def commit(self) -> int:
-        """The number of the commit that it shows."""
-        return self._lease.commit
-
-    async def get_many(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> dict[bytes, Entry]:
-        call = calls.get_many(keys, self._lease.handle)
-        await self._renew_when_due()
-        return await self._caller.ask(call, timeout_s, pinned_at=self._lease.at)
-
-    def scan(
-        self,
-        prefix: bytes = b"",
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        after: bytes = b"",
-        limit: int | None = None,
-        page_size: int | None = None,
-        timeout_s: float | None = None,
-    ) -> AsyncIterator[Entry]:
-        request = calls.scan_request(
-            prefix=prefix, start=start, end=end, after=after, page_size=page_size, snapshot=self._lease.handle
-        )
-        return self._renewing(scan(self._caller, Scanning(request, limit), timeout_s, pinned_at=self._lease.at))
-
-    async def _renewing(self, entries: AsyncGenerator[Entry, None]) -> AsyncIterator[Entry]:
-        await self._renew_when_due()
-        async with aclosing(entries):
-            async for entry in entries:
-                yield entry
-                await self._renew_when_due()
-
-    async def renew(self) -> None:
-        """For those who pause for longer than half a lease between two reads."""
-        call = calls.renew_snapshot(self._lease.handle, self._lease_ms)
-        answer = await self._caller.ask(call, None, pinned_at=self._lease.at)
-        self._lease.renewed(answer.lease_ms, self._caller.now_s())
-
-    async def close(self) -> None:
-        """Closing one that has ended is fine, and one whose replica is away ends by itself."""
-        try:
-            await self._caller.ask(calls.release_snapshot(self._lease.handle), RELEASE_S, pinned_at=self._lease.at)
-        except KvError:
-            return
-
-    async def _renew_when_due(self) -> None:
-        if self._lease.is_due(self._caller.now_s()):
-            await self.renew()
-
-    async def __aenter__(self) -> Self:
-        return await self._begin()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()

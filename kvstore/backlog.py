@@ -27,6 +27,7 @@ class Backlog:
         self.said = said  # the newest number that may be sent
         self.next = said + 1  # the number that is sent next
         self.is_open = False  # whether anybody takes anything
+        self.newest: tuple[int, bytes] = (0, b"")  # taken since the process started: its number and control
         self._peer = peer
         self._storage = storage
         self._count_max = min(limits.link_batch_max, ENVELOPES_MAX)
@@ -85,6 +86,7 @@ class Backlog:
             self._fresh_bytes -= _size(fresh.popleft())
         taken = self._take_fresh() if fresh and fresh[0].number == self.next else self._read()
         self.next = taken[-1].number + 1
+        self.newest = max(self.newest, (taken[-1].number, taken[-1].control))
         return taken
 
     def _take_fresh(self) -> list[Envelope]:

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar, cast
 import grpc
 
 from causal.model import Dot
+from kvstore import answers
+from kvstore.answers import Item
 from kvstore.checks import (
     Operation,
     check,
@@ -28,14 +30,14 @@ from kvstore.checks import (
     check_request_id,
     check_several,
 )
-from kvstore.errors import BadRequest, BatchTooLarge, Internal, KvError, Unavailable, error_of
+from kvstore.errors import BadRequest, BatchTooLarge, KvError, Unavailable, error_of
 from kvstore.retry import Kind
-from kvstore.rpc.wire import error_of_pb, error_of_rpc
-from kvstore.v1 import admin_pb2, event_pb2, kv_pb2, model_pb2, status_pb2, watch_pb2
-from kvstore.values import ABSENT, Change, Delete, Entry, Get, Put, Sibling, Version, Written, WrittenBatch
+from kvstore.rpc.wire import error_of_rpc
+from kvstore.terms import Depends, Fresh, OpenWrite, fill_versions
+from kvstore.v1 import admin_pb2, event_pb2, kv_pb2, status_pb2, watch_pb2
+from kvstore.values import ABSENT, Change, Delete, Get, Put, Read, ReadMany, Version, Written, WrittenBatch
 
 Result = TypeVar("Result")
-Item = Entry | Written | KvError | None  # what becomes of one operation of a pipeline
 
 TIMEOUT_S = 10.0  # seconds that a call may take, if nothing is said
 RECEIVE_BYTES_MAX = 64 << 20  # bytes of one answer: many keys at once, or a page; beyond it: the call fails
@@ -74,71 +76,119 @@ class RequestIds:
 # Calls
 
 
+def _nothing(_result: object) -> Sequence[Item]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
     method: str  # of the service KeyValue, or of Admin
     request: Any
     kind: Kind
     read: Callable[[Any], Result]
+    operations: Sequence[Operation] = ()  # what it does to which keys
+    items: Callable[[Result], Sequence[Item]] = _nothing  # what became of each of the operations
+    open: Sequence[OpenWrite] = ()
 
 
-def get(key: bytes) -> Call[Entry | None]:
+def read(key: bytes, fresh: Fresh) -> Call[Read]:
     check_key(key)
-    return Call("Get", kv_pb2.GetRequest(key=key), Kind.READ, _found)
+    request = kv_pb2.GetRequest(key=key)
+    fresh.fill(request)
+    return Call("Get", request, Kind.READ, answers.found, (Get(key),), lambda found: (found.entry,))
 
 
-def write(operation: Put | Delete, request_id: bytes) -> Call[Written]:
-    """A put or a delete alone."""
-    check(operation)
-    kind = write_kind(request_id)
-    if isinstance(operation, Put):
-        put = kv_pb2.PutRequest(request_id=request_id)
-        _fill_put(put, operation)
-        return Call("Put", put, kind, _written)
-    delete = kv_pb2.DeleteRequest(request_id=request_id)
-    _fill_delete(delete, operation)
-    return Call("Delete", delete, kind, _written)
-
-
-def batch(operations: Iterable[Put | Delete], request_id: bytes) -> Call[WrittenBatch]:
-    check_request_id(request_id)
-    request = kv_pb2.BatchRequest(request_id=request_id)
-    for one in operations:
-        if isinstance(one, Put):
-            check(one)
-            _fill_put(request.operations.add().put, one)
-        elif isinstance(one, Delete):
-            check(one)
-            _fill_delete(request.operations.add().delete, one)
-        else:
-            raise TypeError(f"a batch holds Put and Delete, not {type(one).__name__}")
-    return Call("Batch", request, write_kind(request_id), _written_batch)
-
-
-def pipeline(operations: Sequence[Operation], request_ids: Sequence[bytes]) -> Call[list[Item]]:
-    for one in operations:
-        if not isinstance(one, Get | Put | Delete):
-            raise TypeError(f"a pipeline holds Get, Put and Delete, not {type(one).__name__}")
-        check(one)
-    kind = Kind.READ if all(isinstance(one, Get) for one in operations) else Kind.WRITE
-    read = partial(pipeline_results, calls=len(operations))
-    return Call("Pipeline", pipeline_request(operations, request_ids), kind, read)
-
-
-def get_many(keys: Iterable[bytes], snapshot: bytes = b"") -> Call[dict[bytes, Entry]]:
+def read_many(keys: Iterable[bytes], fresh: Fresh, snapshot: bytes = b"") -> Call[ReadMany]:
     check_several("keys", keys)
     found = list(keys)
     for key in found:
         check_key(key)
-    return Call("GetMany", kv_pb2.GetManyRequest(keys=found, snapshot=snapshot), Kind.READ, _found_many)
+    request = kv_pb2.GetManyRequest(keys=found, snapshot=snapshot)
+    fresh.fill(request)
+    gets = tuple(map(Get, dict.fromkeys(found)))
+    items = partial(_each_entry, gets)
+    return Call("GetMany", request, Kind.READ, answers.found_many, gets, items)
+
+
+def _each_entry(gets: Sequence[Get], read: ReadMany) -> list[Item]:
+    return [read.entries.get(one.key) for one in gets]
+
+
+def write(operation: Put | Delete, request_id: bytes, depends: Depends) -> Call[Written]:
+    """A put or a delete alone."""
+    operation = check(operation)
+    kind = write_kind(request_id)
+    request: kv_pb2.PutRequest | kv_pb2.DeleteRequest
+    if isinstance(operation, Put):
+        request = kv_pb2.PutRequest(request_id=request_id)
+        _fill_put(request, operation)
+    else:
+        request = kv_pb2.DeleteRequest(request_id=request_id)
+        _fill_delete(request, operation)
+    depends.fill(request, (operation,))
+    open_ones = depends.open_ones(((operation, request),))
+    method = "Put" if isinstance(operation, Put) else "Delete"
+    return Call(method, request, kind, answers.written, (operation,), lambda done: (done,), open_ones)
+
+
+def batch(operations: Iterable[Put | Delete], request_id: bytes, depends: Depends) -> Call[WrittenBatch]:
+    check_request_id(request_id)
+    request = kv_pb2.BatchRequest(request_id=request_id)
+    filled: list[OpenWrite] = []
+    for one in operations:
+        if not isinstance(one, Put | Delete):
+            raise TypeError(f"a batch holds Put and Delete, not {type(one).__name__}")
+        checked, message = check(one), request.operations.add()
+        if isinstance(checked, Put):
+            _fill_put(message.put, checked)
+        else:
+            _fill_delete(message.delete, checked)
+        filled.append((checked, message.put if isinstance(checked, Put) else message.delete))
+    writes = [one for one, _ in filled]
+    depends.fill(request, writes)
+    kind, open_ones = write_kind(request_id), depends.open_ones(filled)
+    return Call("Batch", request, kind, answers.written_batch, writes, answers.each_written, open_ones)
+
+
+def pipeline(operations: Iterable[Operation], request_ids: Iterable[bytes]) -> Call[list[Item]]:
+    checked = []
+    for one in operations:
+        if not isinstance(one, Get | Put | Delete):
+            raise TypeError(f"a pipeline holds Get, Put and Delete, not {type(one).__name__}")
+        checked.append(check(one))
+    kind = Kind.READ if all(isinstance(one, Get) for one in checked) else Kind.WRITE
+    request = pipeline_request(checked, request_ids)
+    both = zip(checked, request.calls, strict=True)
+    writes = [
+        (one, call.put if isinstance(one, Put) else call.delete) for one, call in both if not isinstance(one, Get)
+    ]
+    items = partial(answers.items, calls=len(checked))
+    return Call("Pipeline", request, kind, items, checked, lambda done: done, Depends().open_ones(writes))
+
+
+def begin() -> Call[ReadMany]:
+    """Reads nothing: what a session without a token asks for, to get one."""
+    return read_many((), Fresh())
+
+
+# Streams and the rest
 
 
 def scan_request(
-    *, prefix: bytes, start: bytes, end: bytes, after: bytes, page_size: int | None, snapshot: bytes = b""
+    *,
+    prefix: bytes,
+    start: bytes,
+    end: bytes,
+    after: bytes,
+    page_size: int | None,
+    only_held: bool = False,
+    snapshot: bytes = b"",
+    fresh: Fresh,
 ) -> kv_pb2.ScanRequest:
     check_range(prefix=prefix, start=start, end=end, after=after)
     check_count("page_size", page_size, 1 << 31)
-    request = kv_pb2.ScanRequest(page_size=page_size or 0, after=after, snapshot=snapshot)
+    request = kv_pb2.ScanRequest(page_size=page_size or 0, after=after, only_held=only_held, snapshot=snapshot)
+    fresh.fill(request)
     if start or end:
         request.range.start, request.range.end = start, end
     elif prefix:
@@ -146,9 +196,15 @@ def scan_request(
     return request
 
 
-def watch_request(prefix: bytes) -> watch_pb2.WatchRequest:
+def watch_request(prefix: bytes, fresh: Fresh) -> watch_pb2.WatchRequest:
     check_bytes("a prefix", prefix)
-    return watch_pb2.WatchRequest(prefix=prefix)
+    request = watch_pb2.WatchRequest(prefix=prefix)
+    fresh.fill(request)
+    return request
+
+
+def change_of(message: watch_pb2.Change) -> Change:
+    return answers.change_of(message, is_delete=message.kind == watch_pb2.Change.KIND_DELETE)
 
 
 def events_request(kinds: Iterable[str]) -> event_pb2.EventsRequest:
@@ -160,6 +216,10 @@ def events_request(kinds: Iterable[str]) -> event_pb2.EventsRequest:
             raise BadRequest(why=f"there are no events of the kind {kind!r}")
         request.kinds.append(event_pb2.Event.Kind.Value(name))
     return request
+
+
+def _as_it_is(answer: Result) -> Result:
+    return answer
 
 
 def write_kind(request_id: bytes) -> Kind:
@@ -223,6 +283,8 @@ def _fill_put(request: kv_pb2.PutRequest | kv_pb2.Operation.Put, put: Put) -> No
     request.key, request.value = put.key, put.value
     if put.ttl_ms is not None:
         request.ttl_ms = put.ttl_ms
+    if put.replaces:
+        fill_versions(request.replaces, cast("Iterable[Version]", put.replaces))
     if put.expect is None:
         return
     if put.expect == ABSENT:
@@ -233,70 +295,10 @@ def _fill_put(request: kv_pb2.PutRequest | kv_pb2.Operation.Put, put: Put) -> No
 
 def _fill_delete(request: kv_pb2.DeleteRequest | kv_pb2.Operation.Delete, delete: Delete) -> None:
     request.key = delete.key
+    if delete.replaces:
+        fill_versions(request.replaces, cast("Iterable[Version]", delete.replaces))
     if delete.expect is not None:
         request.expect_version.time, request.expect_version.site = delete.expect
-
-
-# Answers
-
-
-def _as_it_is(answer: Result) -> Result:
-    return answer
-
-
-def version_of(message: model_pb2.Version) -> Version:
-    return Version(message.time, message.site)
-
-
-def entry_of(message: model_pb2.Entry) -> Entry:
-    others = message.siblings
-    siblings = tuple([Sibling(one.value, version_of(one.version), one.expires_ms) for one in others]) if others else ()
-    return Entry(message.key, message.value, version_of(message.version), message.expires_ms, siblings)
-
-
-def change_of(message: watch_pb2.Change) -> Change:
-    value = None if message.kind == watch_pb2.Change.KIND_DELETE else message.value
-    dot = Dot(message.dot.site, message.dot.seq)
-    return Change(message.key, value, version_of(message.version), message.expires_ms, message.index, dot)
-
-
-def _found(answer: kv_pb2.GetResponse) -> Entry | None:
-    return entry_of(answer.entry) if answer.HasField("entry") else None
-
-
-def _found_many(answer: kv_pb2.GetManyResponse) -> dict[bytes, Entry]:
-    return {one.key: entry_of(one) for one in answer.entries}
-
-
-def _written(answer: kv_pb2.PutResponse | kv_pb2.DeleteResponse) -> Written:
-    return Written(version_of(answer.version), answer.site, answer.commit)
-
-
-def _written_batch(answer: kv_pb2.BatchResponse) -> WrittenBatch:
-    return WrittenBatch(tuple([version_of(one) for one in answer.versions]), answer.site, answer.commit)
-
-
-def pipeline_results(answer: kv_pb2.PipelineResponse, calls: int) -> list[Item]:
-    if len(answer.results) != calls:
-        raise Internal(why=f"{len(answer.results)} results came for {calls} calls")
-    site = answer.site
-    return [_item(result, site) for result in answer.results]
-
-
-def _item(result: kv_pb2.PipelineResult, site: str) -> Item:
-    match result.WhichOneof("result"):
-        case "put":
-            put = result.put
-            return Written(version_of(put.version), site, put.commit)
-        case "get":
-            return _found(result.get)
-        case "delete":
-            delete = result.delete
-            return Written(version_of(delete.version), site, delete.commit)
-        case "error":
-            return error_of_pb(result.error)
-        case _:
-            return Internal(why="a result came that says nothing")
 
 
 # Failures

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
 
-from kvstore.errors import BadRange, BadRequest, BadTtl, BadVersion, KeyEmpty, KeyTooLong
+from kvstore.errors import BadRange, BadRequest, BadToken, BadTtl, BadVersion, KeyEmpty, KeyTooLong
 from kvstore.update import KEY_MAX, SITE_MAX, escape
-from kvstore.values import ABSENT, Delete, Get, Position, Put, Version
+from kvstore.values import ABSENT, Delete, Entry, Get, Position, Put, Replaces, Version
 
 REQUEST_ID_MAX = 64
 TTL_MAX_MS = 1 << 48
 TIME_MAX = (1 << 64) - 1
+AGE_MAX_MS = (1 << 32) - 1
+TOKEN_BYTES_MAX = 16 << 20  # of a session's token; whether it is one, and not too long, is the replica's to judge
+FRESHNESS = ("any", "session")
 
 Operation = Get | Put | Delete
+Checked = TypeVar("Checked", bound=Operation)
 
 
 def endpoints_of(endpoints: str | Iterable[str]) -> tuple[str, ...]:
@@ -75,15 +80,20 @@ def check_request_id(request_id: bytes) -> None:
 def check_expect(expect: Version) -> None:
     if not isinstance(expect, Version):
         raise TypeError(f"expect is a Version or ABSENT, not {type(expect).__name__}; a text is read by Version.parse")
-    if not 0 <= expect.time <= TIME_MAX or not 0 <= expect.site <= SITE_MAX:
-        raise BadVersion(text=repr(tuple(expect)))
+    if expect != ABSENT:
+        check_version(expect)
 
 
-def check(operation: Operation) -> None:
-    """Afterwards nothing in it can fail before it is sent."""
+def check_version(version: Version) -> None:
+    if not 0 < version.time <= TIME_MAX or not 0 <= version.site <= SITE_MAX:
+        raise BadVersion(text=repr(tuple(version)))
+
+
+def check(operation: Checked) -> Checked:
+    """The same operation; nothing in it can fail any more before it is sent."""
     check_key(operation.key)
     if isinstance(operation, Get):
-        return
+        return operation
     if isinstance(operation, Put):
         if type(operation.value) is not bytes:
             check_bytes("a value", operation.value)
@@ -93,6 +103,63 @@ def check(operation: Operation) -> None:
         check_expect(operation.expect)
         if isinstance(operation, Delete) and operation.expect == ABSENT:
             raise BadRequest(why="a delete cannot expect the key to be absent")
+    if operation.replaces is None:
+        return operation
+    return cast("Checked", operation._replace(replaces=replaced_versions(operation.replaces)))
+
+
+def replaced_versions(replaces: Replaces) -> tuple[Version, ...]:
+    """An entry is a tuple too, and stands for all of its versions."""
+    return replaces.versions if isinstance(replaces, Entry) else checked_versions("replaces", replaces)
+
+
+def checked_versions(what: str, given: object) -> tuple[Version, ...]:
+    if isinstance(given, Version):
+        raise TypeError(f"{what} is a list of versions, not one alone: [version]")
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise TypeError(f"{what} is a list of versions, not {type(given).__name__}")
+    found = tuple(given)
+    for one in found:
+        if not isinstance(one, Version):
+            raise TypeError(f"{what} is a list of versions, not of {type(one).__name__}; Version.parse reads a text")
+        check_version(one)
+    return found
+
+
+def checked_dependencies(
+    depends_on: Iterable[Version] | None, *, independent: bool, writes: Sequence[Put | Delete]
+) -> tuple[Version, ...]:
+    """The versions that a write says to depend on; none: it says nothing, or that it is independent."""
+    if not isinstance(independent, bool):
+        raise TypeError(f"independent is True or False, not {type(independent).__name__}")
+    if independent and depends_on is not None:
+        raise BadRequest(why="a write that depends on versions is not independent")
+    if independent and any(one.expect is not None or one.replaces for one in writes):
+        raise BadRequest(why="a write that expects or replaces a version depends on it; it is not independent")
+    found = () if depends_on is None else checked_versions("depends_on", depends_on)
+    if depends_on is not None and not found:
+        raise BadRequest(why="depends_on names no version; a write that depends on nothing is independent=True")
+    return found
+
+
+def check_freshness(freshness: str | None, max_age_ms: int | None, *, has_session: bool) -> None:
+    if freshness is not None and freshness not in FRESHNESS:
+        raise BadRequest(why=f"there is no freshness {freshness!r}; there are {', '.join(FRESHNESS)}, and max_age_ms")
+    if freshness is not None and max_age_ms is not None:
+        raise BadRequest(why="freshness or max_age_ms, not both; max_age_ms in a session includes what it has seen")
+    if freshness == "session" and not has_session:
+        raise BadRequest(why="the freshness of a session needs a session: kv.session()")
+    check_count("max_age_ms", max_age_ms, AGE_MAX_MS)
+
+
+def checked_token(token: bytes | None) -> bytes:
+    """What a session goes on with; nothing begins a new one."""
+    if token is None:
+        return b""
+    check_bytes("a token", token)
+    if len(token) > TOKEN_BYTES_MAX:
+        raise BadToken(why=f"{len(token)} bytes; at most {TOKEN_BYTES_MAX} are possible")
+    return token
 
 
 def check_ttl(ttl_ms: int) -> None:

@@ -92,7 +92,7 @@ def serve(
     \b
       kvstore serve --cluster cluster.toml --site a
     """
-    cluster = Ask(cluster_file, site, Output.PLAIN, 0).cluster()
+    cluster = Ask(cluster_file, site, Output.PLAIN, 0).cluster(with_keys=True)
     cluster.site(site)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
     if with_parent:

@@ -3,6 +3,7 @@
     with connect("127.0.0.1:7400") as kv:
         kv.put(b"question", b"why?")
         entry = kv.get(b"question")          # None, or an Entry with .value and .version
+        session = kv.session()               # the same, and it reads what it wrote, wherever it is answered
 
 Any number of threads may share a client. It speaks to one replica at a time: the first of its endpoints that answers.
 Every call has a deadline, is tried again within it as far as that is safe (retry.py), and fails with a KvError whose
@@ -12,23 +13,30 @@ Every call has a deadline, is tried again within it as far as that is safe (retr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from random import random
+from threading import TIMEOUT_MAX, Lock
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import grpc
 
 from causal.model import Dot
 from kvstore import calls
-from kvstore.calls import RECEIVE_BYTES_MAX, TIMEOUT_S, Call, Item, RequestIds, closed_error, failure_of
-from kvstore.checks import Operation, checked_timeout, endpoints_of, refuse_security
-from kvstore.errors import KvError, NoSessions
-from kvstore.reader import SnapshotReader, Watch, listen, scan
-from kvstore.retry import Course, Kind, Route
-from kvstore.streams import PATIENCE_S, Following, Listening, Scanning, Watching
+from kvstore.calls import RECEIVE_BYTES_MAX, TIMEOUT_S, Call, RequestIds, closed_error, failure_of
+from kvstore.checks import checked_timeout, checked_token, endpoints_of, refuse_security
+from kvstore.errors import KvError
+from kvstore.reader import Watch, listen, scan
+from kvstore.retry import Course, Kind, Route, last_word
+from kvstore.session import Memory, no_turn
+from kvstore.snapshot import SnapshotReader
+from kvstore.streams import Following, Listening, Scanning, Watching
 from kvstore.v1 import admin_pb2, admin_pb2_grpc, event_pb2, kv_pb2_grpc, status_pb2
-from kvstore.values import Delete, Entry, Position, Put, Version, Written, WrittenBatch
+from kvstore.values import Entry, Position
+from kvstore.verbs import Verbs
+
+if TYPE_CHECKING:
+    from kvstore.history import Diary, History
 
 Result = TypeVar("Result")
 
@@ -42,19 +50,28 @@ def connect(
     tls: None = None,
     timeout_s: float = TIMEOUT_S,
     receive_bytes_max: int = RECEIVE_BYTES_MAX,
+    history: History | None = None,
 ) -> Client:
-    """A client of these replicas, "host:port" each, the preferred one first. Nothing is sent before the first call."""
+    """A client of these replicas, "host:port" each, the preferred one first. Nothing is sent before the first call.
+
+    `history` writes down what all calls did and saw.
+    """
     refuse_security(auth=auth, tls=tls)
-    return Client(Caller(endpoints_of(endpoints), checked_timeout(timeout_s, TIMEOUT_S), receive_bytes_max))
+    timeout_s = checked_timeout(timeout_s, TIMEOUT_S)
+    return Client(Caller(endpoints_of(endpoints), timeout_s, receive_bytes_max, history))
 
 
 class Caller:
     """Asks calls at replicas, again where that is safe. Everything that gRPC raises ends here as an error of ours."""
 
-    def __init__(self, endpoints: tuple[str, ...], timeout_s: float, receive_bytes_max: int) -> None:
+    def __init__(
+        self, endpoints: tuple[str, ...], timeout_s: float, receive_bytes_max: int, history: History | None
+    ) -> None:
         self.endpoints = endpoints
         self.timeout_s = timeout_s
         self.route = Route(len(endpoints))
+        self.history = history
+        self.diary = None if history is None else history.outside
         self._is_closed = False
         options = calls.channel_options(receive_bytes_max)
         self._channels = [grpc.insecure_channel(one, options=options) for one in endpoints]
@@ -65,15 +82,29 @@ class Caller:
         self._is_closed = True
         for channel in self._channels:
             channel.close()
+        if self.history is not None:
+            self.history.close()
 
     def course(self, kind: Kind, timeout_s: float | None, pinned_at: int | None = None) -> Course:
         timeout_s = checked_timeout(timeout_s, self.timeout_s)
         return Course(self.route, kind, now_s=time.monotonic(), timeout_s=timeout_s, pinned_at=pinned_at)
 
     def ask(self, call: Call[Result], timeout_s: float | None, pinned_at: int | None = None) -> Result:
-        return self.run(call, self.course(call.kind, timeout_s, pinned_at))
+        course = self.course(call.kind, timeout_s, pinned_at)
+        if self.diary is None or not call.operations:
+            return call.read(self.run(call, course))
+        started_ns = time.monotonic_ns()
+        try:
+            answer = self.run(call, course)
+            result = call.read(answer)
+        except BaseException as error:
+            self.diary.failed(call, error, started_ns=started_ns)
+            raise
+        self.diary.answered(call, result, site=answer.site, started_ns=started_ns)
+        return result
 
-    def run(self, call: Call[Result], course: Course) -> Result:
+    def run(self, call: Call[Any], course: Course) -> Any:
+        """The answer, not read yet."""
         while True:
             try:
                 answer = self._method(call.method, course.at)(call.request, timeout=course.attempt_s(time.monotonic()))
@@ -81,7 +112,7 @@ class Caller:
                 self.wait_or_raise(course, self._failure(error, course))
             else:
                 course.worked()
-                return call.read(answer)
+                return answer
 
     def open(self, following: Following[Any]) -> Any:
         """A stream, to be read by `read`."""
@@ -99,7 +130,7 @@ class Caller:
     def wait_or_raise(self, course: Course | Following[Any], failure: KvError) -> None:
         wait_s = course.after(failure, now_s=time.monotonic(), chance=random())
         if wait_s is None or self._is_closed:
-            raise failure
+            raise last_word(failure, course if isinstance(course, Course) else course.course, self.endpoints)
         time.sleep(wait_s)
 
     def _failure(self, error: grpc.RpcError, course: Course | Following[Any]) -> KvError:
@@ -112,7 +143,9 @@ class Caller:
         return getattr(keys if hasattr(keys, name) else self._admin[at], name)
 
 
-class Client:
+class Client(Verbs):
+    _has_session: ClassVar[bool] = False
+
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
         self._ids = RequestIds()
@@ -129,91 +162,22 @@ class Client:
         """Calls that are still under way fail."""
         self._caller.close()
 
-    # One key
+    def _ask(self, call: Call[Result], timeout_s: float | None) -> Result:
+        return self._caller.ask(call, timeout_s)
 
-    def get(self, key: bytes, *, timeout_s: float | None = None) -> Entry | None:
-        return self._caller.ask(calls.get(key), timeout_s)
-
-    def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        ttl_ms: int | None = None,
-        expect: Version | None = None,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Write, only if the replica has the expected version, or nothing under the key with `expect=ABSENT`."""
-        return self._caller.ask(calls.write(Put(key, value, ttl_ms, expect), self._id(request_id)), timeout_s)
-
-    def delete(
-        self,
-        key: bytes,
-        *,
-        expect: Version | None = None,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> Written:
-        """Delete; what is not there too."""
-        return self._caller.ask(calls.write(Delete(key, expect), self._id(request_id)), timeout_s)
-
-    # Many keys
-
-    def batch(
-        self,
-        operations: Iterable[Put | Delete],
-        *,
-        request_id: bytes | None = None,
-        timeout_s: float | None = None,
-    ) -> WrittenBatch:
-        """All or nothing, here and at every replica."""
-        return self._caller.ask(calls.batch(operations, self._id(request_id)), timeout_s)
-
-    def pipeline(self, operations: Sequence[Operation], *, timeout_s: float | None = None) -> list[Item]:
-        """Independent calls in one request: for each what the call alone would give, or its error, not raised."""
-        ids = [self._ids.make() for _ in operations]
-        return self._caller.ask(calls.pipeline(operations, ids), timeout_s)
-
-    def get_many(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> dict[bytes, Entry]:
-        """All at one moment; what is not there is left out."""
-        return self._caller.ask(calls.get_many(keys), timeout_s)
-
-    def scan(
-        self,
-        prefix: bytes = b"",
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        after: bytes = b"",
-        limit: int | None = None,
-        page_size: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Iterator[Entry]:
-        """All keys with a prefix, or from start up to end, in order. `timeout_s` is for one page."""
-        request = calls.scan_request(prefix=prefix, start=start, end=end, after=after, page_size=page_size)
+    def _scan(self, request: Any, limit: int | None, timeout_s: float | None) -> Iterator[Entry]:
         return scan(self._caller, Scanning(request, limit), timeout_s)
 
-    def watch(
-        self,
-        prefix: bytes = b"",
-        *,
-        position: Position | None = None,
-        timeout_s: float | None = None,
-        patience_s: float = PATIENCE_S,
-    ) -> Watch:
-        """Every change under a prefix from now on, or after a position. When this returns, the watch has begun.
+    def _watch(self, request: Any, position: Position | None, timeout_s: float | None, patience_s: float) -> Watch:
+        return Watch(self._caller, Watching(request, position), timeout_s, patience_s)
 
-        A broken connection and a restart of the replica are survived, if they last no longer than `patience_s`.
-        """
-        return Watch(self._caller, Watching(calls.watch_request(prefix), position), timeout_s, patience_s)
+    def session(self, token: bytes | None = None) -> Session:
+        """A new session, or one that goes on after another: with its token, here or in any other client."""
+        return Session(self._caller, self._ids, checked_token(token))
 
     def snapshot(self, *, lease_ms: int | None = None, timeout_s: float | None = None) -> SnapshotReader:
         """Reads as of one moment, call after call, while it lasts: `with kv.snapshot() as then: then.get_many(…)`."""
         return SnapshotReader(self._caller, lease_ms, timeout_s)
-
-    def session(self, token: bytes | None = None) -> NoReturn:
-        raise NoSessions("this version has no sessions yet; calls without one see what the replica has")
 
     # For operators
 
@@ -234,5 +198,70 @@ class Client:
         """Copy the replica's data to a directory on its own machine."""
         return self._caller.ask(calls.backup(directory), timeout_s, pinned_at=self._caller.route.at)
 
-    def _id(self, request_id: bytes | None) -> bytes:
-        return self._ids.make() if request_id is None else request_id
+
+class Session(Verbs):
+    """The calls of a client that belong together. It reads what it wrote; what it read once, it never reads older;
+    its writes come in order, and after what it had read: at every replica, and whichever replica answers it.
+
+    Its calls are done one after another, also those of many threads. When its replica dies or lacks what the session
+    has seen, it moves to another; when none has it in time, PastMissing says which message that is. A write that
+    failed without being definite is none of the session's writes: later reads may show it or not (session.py).
+    """
+
+    _has_session: ClassVar[bool] = True
+
+    def __init__(self, caller: Caller, ids: RequestIds, token: bytes) -> None:
+        self._caller = caller
+        self._ids = ids
+        self._memory = Memory(token)
+        self.lock = Lock()  # whoever has it does the session's call of the moment
+        self.route = caller.route.of_session()
+        self.diary: Diary | None = None if caller.history is None else caller.history.session()
+
+    def token(self) -> bytes:
+        """What the session has seen, sealed, for `kv.session(token)` anywhere; empty before it has done anything.
+
+        Waits for the call that is under way.
+        """
+        with self.lock:
+            return self._memory.token
+
+    def _ask(self, call: Call[Result], timeout_s: float | None) -> Result:
+        timeout_s = checked_timeout(timeout_s, self._caller.timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        if not self.lock.acquire(timeout=min(timeout_s, TIMEOUT_MAX)):
+            raise no_turn(timeout_s)
+        try:
+            if self._memory.must_begin(call.request):
+                self._do(calls.begin(), deadline_s)
+            return self._do(call, deadline_s)
+        finally:
+            self.lock.release()
+
+    def _do(self, call: Call[Result], deadline_s: float) -> Result:
+        """Whose turn it is."""
+        memory, diary, now_s = self._memory, self.diary, time.monotonic()
+        memory.fill(call)
+        course = Course(self.route, call.kind, now_s=now_s, timeout_s=max(deadline_s - now_s, 0.001))
+        started_ns = time.monotonic_ns()
+        try:
+            answer = self._caller.run(call, course)
+            result = memory.learn(call, answer)
+        except BaseException as error:
+            if diary is not None:
+                diary.failed(call, error, started_ns=started_ns, token=memory.token)
+            raise
+        if diary is not None:
+            diary.answered(call, result, site=answer.site, started_ns=started_ns, token=memory.token)
+        return result
+
+    def _scan(self, request: Any, limit: int | None, timeout_s: float | None) -> Iterator[Entry]:
+        return scan(self._caller, Scanning(request, limit, self._memory), timeout_s, session=self)
+
+    def _watch(self, request: Any, position: Position | None, timeout_s: float | None, patience_s: float) -> Watch:
+        return Watch(self._caller, Watching(request, position, self._memory), timeout_s, patience_s, self)
+
+    def begin_before(self, source: Scanning | Watching) -> None:
+        """A stream that cannot ask for the session's first token itself has its turn."""
+        if source.must_begin:
+            self._do(calls.begin(), time.monotonic() + self._caller.timeout_s)

@@ -5,6 +5,7 @@ Everything is in one directory D, so that another process can take over where th
     D/cluster.toml   the cluster file       D/data/SITE   the data of a replica
     D/SITE.log       what it printed        D/SITE.pid    which process it is (process.py)
     D/network.json   links that are cut     D/trace       what it traced, if it does
+    D/session.key    what seals sessions
 
 The same directory may be used from several terminals at once; a lock makes starting and stopping take turns, because
 two that start the same replica would lose one of the processes. A pid file stays when its replica was killed: the
@@ -28,11 +29,12 @@ from typing import Any, NamedTuple, Self
 import kvstore
 from kvstore.config import Cluster, SiteConfig, load_cluster, parse_cluster
 from kvstore.errors import AddressTaken, BadRequest, ConfigError, Unavailable
+from kvstore.keyfile import write_key
 from kvstore.plan import accepts, is_free, plan
 from kvstore.process import Process, State, read_pid_file, spawn, write_pid_file
 from kvstore.shape import read_cuts, write_cuts
 
-FILE, NETWORK, TRACE, LOCK = "cluster.toml", "network.json", "trace", ".lock"
+FILE, KEY, NETWORK, TRACE, LOCK = "cluster.toml", "session.key", "network.json", "trace", ".lock"
 START_S = 30.0  # for all replicas to serve; beyond it: DidNotStart
 STOP_S = 10.0  # for all replicas to end by themselves; beyond it: they are killed
 POLL_S = 0.02
@@ -68,16 +70,17 @@ class LocalCluster:
         """A new cluster in a directory that has none; `plan` says what can be wished for. Nothing is started."""
         directory = Path(directory).absolute()
         file = directory / FILE
-        text = plan(**wishes).to_toml()
-        cluster = parse_cluster(text, file=str(file), folder=directory)
+        text = plan(session_key_file=KEY, **wishes).to_toml()
         try:
             (directory / "data").mkdir(parents=True, exist_ok=True)
             with file.open("x", encoding="utf-8") as target:
+                write_key(directory / KEY)
                 target.write(text)
         except FileExistsError:
             raise BadRequest(why=f"there is a cluster in {directory} already") from None
         except OSError as error:
             raise _unwritable(directory, error) from None
+        cluster = parse_cluster(text, file=str(file), folder=directory)
         return cls(directory, cluster, arguments=serve_arguments(directory, trace=trace))
 
     @classmethod
@@ -324,7 +327,7 @@ class LocalCluster:
                 shutil.rmtree(data, ignore_errors=True)
             self.log_file(site.name).unlink(missing_ok=True)
         shutil.rmtree(self.trace_folder, ignore_errors=True)
-        for name in (FILE, LOCK):
+        for name in (FILE, KEY, LOCK):
             (self.directory / name).unlink(missing_ok=True)
         for folder in (self.directory / "data", self.directory):
             with suppress(OSError):

@@ -7,6 +7,9 @@ by a program is as sound as one that was read.
 
 Some of it must be the same everywhere or updates go astray: protocol and options, placement, merge. Their `hashes`
 travel in the hello of every link (SAFETY 5). Addresses, limits and link delays may differ from replica to replica.
+
+The keys that seal sessions are in a file of their own, which `[auth]` names: whoever may know where the replicas are
+need not be able to forge a token.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from causal import PROTOCOLS, CausalError, make_site, mask_of
 from kvstore.errors import ConfigError, UnknownSite
+from kvstore.keyfile import read_keys
 from kvstore.limits import Limits
 from kvstore.merge import MERGES
 from kvstore.toml import Table, expect, in_file, parse_toml, quoted, section, wrong
@@ -29,7 +33,7 @@ from kvstore.update import escape, unescape
 
 FORMAT = 1  # of cluster.toml; any other is refused
 DELAY_MAX_MS = 60_000.0  # of a link in a dev cluster
-LATER = ("tls", "auth")  # tables that have a meaning in the format, and none in this version yet
+LATER = "this version has no such thing yet; without it the table would protect nothing"  # of tls, and most of auth
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -83,6 +87,8 @@ class Cluster:
     links: tuple[LinkConfig, ...] = ()
     limits: Limits = field(default_factory=Limits)
     folder: Path = field(default=Path(), compare=False)  # where the file is; data directories are relative to it
+    session_key_file: str = ""  # a relative one is below the same folder; empty: there is none
+    session_keys: tuple[bytes, ...] = field(default=(), repr=False)  # the first seals tokens, each one opens them
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.cluster_id):
@@ -121,6 +127,7 @@ class Cluster:
             *section("[merge]", {quoted(escape(prefix)): name for prefix, name in self.merge.items()}),
             *(line for link in self.links for line in section("[[link]]", _link_rows(link))),
             *section("[limits]", limits),
+            *section("[auth]", {"session_key_file": self.session_key_file} if self.session_key_file else {}),
         ]
         return "\n".join(lines[1:]) + "\n"
 
@@ -198,6 +205,8 @@ def _check_merge(cluster: Cluster) -> None:
         key = _prefix_key("merge", prefix, cluster.limits)
         if name not in MERGES:
             raise wrong(key, f"there is no merge {name!r}; there are {', '.join(MERGES)}")
+        if name == "siblings" and not PROTOCOLS[cluster.protocol].is_causal:
+            raise wrong(key, f"{cluster.protocol} keeps no causal order, so a value that was replaced could come back")
 
 
 def _prefix_key(table: str, prefix: bytes, limits: Limits) -> str:
@@ -228,31 +237,32 @@ def _check_links(cluster: Cluster) -> None:
 # The file
 
 
-def load_cluster(path: Path | str) -> Cluster:
+def load_cluster(path: Path | str, *, with_keys: bool = True) -> Cluster:
+    """The cluster of a file. A client has no use for the keys, and may not be able to read them."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{path}: {why}", file=str(path), key="", why=why) from None
-    return parse_cluster(text, file=str(path), folder=path.parent)
+    return parse_cluster(text, file=str(path), folder=path.parent, with_keys=with_keys)
 
 
-def parse_cluster(text: str, *, file: str = "cluster.toml", folder: Path = Path()) -> Cluster:
+def parse_cluster(text: str, *, file: str = "cluster.toml", folder: Path = Path(), with_keys: bool = True) -> Cluster:
     table = parse_toml(text, file)
     try:
-        return _read_cluster(table, folder)
+        return _read_cluster(table, folder, with_keys=with_keys)
     except ConfigError as error:
         raise in_file(error, file) from None
 
 
-def _read_cluster(table: Table, folder: Path) -> Cluster:
+def _read_cluster(table: Table, folder: Path, *, with_keys: bool) -> Cluster:
     found = table.take("format", int)
     if found != FORMAT:
         raise wrong("format", f"{found}; this version reads format {FORMAT}")
-    for name in LATER:
-        if name in table:
-            raise wrong(name, "this version has no such thing yet; without it the table would protect nothing")
+    if "tls" in table:
+        raise wrong("tls", LATER)
+    key_file = _read_auth(table.table("auth")) if "auth" in table else ""
     sites = [_read_site(one) for one in table.tables("site")]
     placement = _read_prefixes(table.table("placement"), list, _read_names)
     merge = _read_prefixes(table.table("merge"), str, lambda _, name: name)
@@ -267,9 +277,19 @@ def _read_cluster(table: Table, folder: Path) -> Cluster:
         links=tuple(_read_link(one) for one in table.tables("link")),
         limits=_read_limits(table.table("limits")),
         folder=folder,
+        session_key_file=key_file,
+        session_keys=read_keys(folder / key_file) if key_file and with_keys else (),
     )
     table.finish()
     return cluster
+
+
+def _read_auth(table: Table) -> str:
+    key_file = table.take("session_key_file", str, "")
+    table.finish(LATER)
+    if not key_file or "\0" in key_file:
+        raise wrong("auth.session_key_file", "must name a file")
+    return key_file
 
 
 def _read_site(table: Table) -> SiteConfig:

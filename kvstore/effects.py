@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from causal.model import Dot, Mask, Missing, Site
 from kvstore.errors import CorruptRecord, KvError
+from kvstore.past import Past, Seen
 from kvstore.storage.contract import Batch
 from kvstore.update import Version
 
 ABSENT = Version(0, 0)  # as an expectation: the key must not be there
 
-_ENVELOPE = Struct("<QIH")  # time, bytes of control, bytes of witness
+VERSION_BYTES = 10  # of a version that a write replaces, in its message
+
+_ENVELOPE = Struct("<QIHH")  # time, bytes of control, of witness, of meant
 
 
 class Operation(NamedTuple):
@@ -28,6 +31,7 @@ class Operation(NamedTuple):
     value: bytes | None  # None deletes
     ttl_ms: int = 0  # 0 is for ever
     expect: Version | None = None  # compare-and-set: what must be there now; ABSENT for nothing
+    replaces: tuple[Version, ...] = ()  # where keys merge by siblings: what the writer has seen
 
 
 class Write(NamedTuple):
@@ -35,10 +39,15 @@ class Write(NamedTuple):
 
     operations: tuple[Operation, ...]
     request_id: bytes = b""  # a retry with the same one has one effect; empty: no retry
+    past: Past | None = None  # of the session that writes; due here, or the write is refused
+    independent: bool = False  # it is said to depend on nothing
+    depends: tuple[Version, ...] = ()  # it is said to depend on these, and on nothing else
 
     @property
     def size(self) -> int:
-        return sum([len(one.key) + len(one.value or b"") for one in self.operations])
+        return sum(
+            [len(one.key) + len(one.value or b"") + VERSION_BYTES * len(one.replaces) for one in self.operations]
+        )
 
 
 class Envelope(NamedTuple):
@@ -49,24 +58,26 @@ class Envelope(NamedTuple):
     control: bytes  # dot, destinations and stamp
     payload: bytes  # the updates, for this destination
     witness: bytes = b""  # a plain vector clock, only where tracing is on; traces are checked against it
+    meant: bytes = b""  # the messages that its updates were meant to follow, packed; empty: not known
 
     @property
     def size(self) -> int:
-        return len(self.control) + len(self.payload) + len(self.witness)
+        return len(self.control) + len(self.payload) + len(self.witness) + len(self.meant)
 
     def pack(self) -> bytes:
-        head = _ENVELOPE.pack(self.time, len(self.control), len(self.witness))
-        return b"".join((head, self.control, self.witness, self.payload))
+        head = _ENVELOPE.pack(self.time, len(self.control), len(self.witness), len(self.meant))
+        return b"".join((head, self.control, self.witness, self.meant, self.payload))
 
     @classmethod
     def unpack(cls, number: int, data: bytes) -> Envelope:
         if len(data) < _ENVELOPE.size:
             raise CorruptRecord(table="outbox", key=str(number), why=f"{len(data)} bytes are less than a head")
-        time, control_size, witness_size = _ENVELOPE.unpack_from(data)
+        time, control_size, witness_size, meant_size = _ENVELOPE.unpack_from(data)
         witness_at = _ENVELOPE.size + control_size
-        payload_at = witness_at + witness_size
-        control, witness = data[_ENVELOPE.size : witness_at], data[witness_at:payload_at]
-        return cls(number, time, control, data[payload_at:], witness)
+        meant_at = witness_at + witness_size
+        payload_at = meant_at + meant_size
+        control, witness = data[_ENVELOPE.size : witness_at], data[witness_at:meant_at]
+        return cls(number, time, control, data[payload_at:], witness, data[meant_at:payload_at])
 
 
 class Arrived(NamedTuple):
@@ -113,13 +124,14 @@ class Written(NamedTuple):
     versions: tuple[Version, ...]  # of its operations, in order
     commit: int  # the local commit that holds it
     is_repeat: bool = False  # the request was done before; this is its answer again
+    dot: Dot | None = None  # of the message that carries it; not remembered for repeats
 
 
 class Committed(NamedTuple):
     """The state as of one commit: the only thing a reader of that commit may speak of."""
 
     number: int
-    context: Any  # the causal past, ready to be a session's token
+    past: Past | None  # of a session that has seen all of it; None where the protocol has no sessions
     delivered: tuple[int, ...]
     time: int  # hybrid clock
     changes: int  # index of the newest change
@@ -128,7 +140,7 @@ class Committed(NamedTuple):
 class Event(NamedTuple):
     """Something that happened to a message, for traces: in the past tense."""
 
-    kind: str  # sent, received, held, released, delivered, applied, duplicate, restarted
+    kind: str  # sent, received, held, released, delivered, applied, adopted, duplicate, restarted
     dot: Dot
     peer: Site  # the other end of the link, or ourselves
     number: int = 0  # on the link
@@ -143,7 +155,9 @@ class Event(NamedTuple):
     keys: tuple[bytes, ...] = ()  # changed, of an applied one
     time: int = 0  # hybrid clock of its sender when it was stamped
     witness: bytes = b""
-    depends_on: tuple[Dot, ...] = ()
+    depends_on: Seen = None  # the messages that its updates were meant to follow; None: not known
+    session: str = ""  # of an adopted past: the name of its token
+    cause: str = ""  # of a held one: whether it needs what it waits for; true, false or unknown
 
 
 class Moment(NamedTuple):

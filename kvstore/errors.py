@@ -143,6 +143,48 @@ class NoSessions(KvError):
     sentence = "{protocol} keeps no causal past, so it cannot give a session its guarantees"
 
 
+class BadToken(InvalidArgument):
+    """Not a token that this cluster sealed: from elsewhere, cut short, changed, or too long."""
+
+    reason = "BAD_TOKEN"
+    sentence = "this is no token of a session here: {why}"
+
+
+class PastMissing(KvError):
+    """The session has seen what is not here yet, and it did not come in time. Nothing was done."""
+
+    reason = "PAST_MISSING"
+    sentence = (
+        "{site} misses message {seq} of {origin}, which the session has seen; it did not come within {waited_ms} ms"
+    )
+
+
+class TooStale(KvError):
+    """What was asked for must be fresher than this replica can be sure to be. Nothing was done."""
+
+    reason = "TOO_STALE"
+    sentence = "{site} has not heard from {silent} for {age_ms} ms; at most {bound_ms} were allowed"
+
+
+class UnseenVersion(KvError):
+    """A write is to replace a version that has not come to this replica yet."""
+
+    reason = "UNSEEN_VERSION"
+    sentence = "version {version} of {key}, which is to be replaced, has not come to {site} yet; write with the session"
+
+
+class TooManySiblings(KvError):
+    reason = "TOO_MANY_SIBLINGS"
+    sentence = "{key} has {count} values that nobody has replaced; at most {limit} are possible. Read them, then write"
+
+
+class KeysApart(KvError):
+    """Keys that must be looked at together, at one moment, are held nowhere together."""
+
+    reason = "KEYS_APART"
+    sentence = "no site that can be reached holds all of these keys: {holders}"
+
+
 class AddressTaken(KvError):
     reason = "ADDRESS_TAKEN"
     sentence = "{address} cannot be used for {what}: {why}"
@@ -257,6 +299,12 @@ ERRORS: Mapping[type[KvError], str] = {
     NotHeldHere: "FAILED_PRECONDITION",
     UnknownSite: "NOT_FOUND",
     NoSessions: "FAILED_PRECONDITION",
+    BadToken: "INVALID_ARGUMENT",
+    PastMissing: "UNAVAILABLE",
+    TooStale: "UNAVAILABLE",
+    UnseenVersion: "FAILED_PRECONDITION",
+    TooManySiblings: "FAILED_PRECONDITION",
+    KeysApart: "FAILED_PRECONDITION",
     AddressTaken: "UNAVAILABLE",
     Stopping: "UNAVAILABLE",
     ClusterMismatch: "FAILED_PRECONDITION",

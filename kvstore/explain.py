@@ -14,8 +14,8 @@ order it cannot be delivered here, for it would have had to wait for m. `false-c
 for what was meant. So for that one protocol the messages that were delivered lately are asked too.
 
 What the stamps do not tell is not told: a site that knows m has delivered it where m surely went to that site; where
-messages go to some sites only, it may have heard of m from others. Nor do they tell whether a message was *meant* to
-follow what its site had seen (holds.py).
+messages go to some sites only, it may have heard of m from others, or from a session that came from elsewhere. Nor do
+they tell whether a message was *meant* to follow what its site had seen (holds.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from causal.multicast import Multicast
 from causal.protocols.extra_message import ExtraMessage, default_threshold
 from causal.protocols.false_causality import FalseCausality, MeantStamp
 from kvstore.config import Cluster
-from kvstore.effects import Event
-from kvstore.holds import cause_of
 from kvstore.placement import Placement
 from kvstore.update import Update
 
@@ -100,6 +98,8 @@ class Holder(Protocol):
 
     @property
     def recent(self) -> deque[Message]: ...
+
+    def cause_of(self, dot: Dot, missing: Missing) -> str: ...
 
 
 def explain(holder: Holder, *, dot: Dot | None = None, limit: int = 0) -> list[Explained]:
@@ -222,8 +222,18 @@ class Teller:
             elif message.dot != last.dot:
                 chain += self._steps(last.dot, message.dot)
         transit = self._holder.held[message.dot]
-        cause = cause_of(Event("held", message.dot, message.dot.site, missing=waits_for), self._ordering.name)
+        cause = self._cause(message.dot, waits_for, missing)
         return Explained(message.dot, transit.since_ms, missing, chain, cause, len(transit.updates))
+
+    def _cause(self, dot: Dot, waits_for: Missing, missing: Missing) -> str:
+        """Whether it needs what has not come, which may be at the end of a row of others that wait."""
+        if waits_for.by_link:
+            return self._holder.cause_of(dot, waits_for)
+        if missing.by_link:
+            # Which message has that number is known only where all go to all. Else there is none to look for, and
+            # the question becomes: does it need anything that has not come?
+            missing = Missing(missing.site, missing.seq if self._holder.placement.is_full else 0)
+        return self._holder.cause_of(dot, missing)
 
     def _last(self, held: Held) -> Held:
         """At the end of the row in which each waits for the next: the one whose missing message is not here."""

@@ -12,9 +12,11 @@ again for other updates, and nobody would ever get the first ones. But its peers
     the receiver asks for a message that it has acknowledged                 the receiver has forgotten
     a lower incarnation than before says hello                               an old copy has come back
 
-What a site ever sent is what was on disk when it started and what it put on the link since, not what it made in the
-meantime: numbers that are used again would hide the loss. A *newer* incarnation is a restored copy; it may come in if
-it has lost nothing by these rules.
+What a site ever sent is what was on disk when it started and what it put on a link since, not what it made in the
+meantime: numbers that are used again would hide the loss. Sessions tell of messages too, before those are on a link.
+Once a number was used again and is on one link, nothing tells it from the lost one on another; but a replica that lost
+its memory dials all its peers at once, and each of them may find it out. A *newer* incarnation is a restored copy; it
+may come in if it has lost nothing by these rules.
 
 Here is only the judging; rpc/links.py says hello and rpc/peering.py answers.
 """

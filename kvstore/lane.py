@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from random import random
 from typing import Any, NamedTuple
 
-from kvstore.calls import Item, closed_error, one_more
+from kvstore.answers import Result
+from kvstore.calls import closed_error, one_more
 from kvstore.checks import Operation
 from kvstore.errors import BatchTooLarge, DeadlineExceeded, Internal, KvError
 from kvstore.retry import AGAIN, Again, Course, Kind
@@ -45,7 +46,7 @@ class Waiting(NamedTuple):
     size: int
 
 
-Post = Callable[[Sequence[Waiting], Course, float], Awaitable[list[Item]]]  # with the time that it may take
+Post = Callable[[Sequence[Waiting], Course, float], Awaitable[list[Result]]]  # with the time that it may take
 
 
 class Lane:
@@ -213,7 +214,7 @@ class _Place:
 
 
 def _settle(
-    calls: Sequence[Waiting], results: Sequence[Item], course: Course
+    calls: Sequence[Waiting], results: Sequence[Result], course: Course
 ) -> tuple[list[tuple[Waiting, KvError]], list[Waiting]]:
     """Hand out results and final errors. What could be tried again, and the reads that had no room in the answer."""
     failed, left_out = [], []

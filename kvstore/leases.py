@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kvstore.effects import Committed
 from kvstore.errors import SnapshotGone, TooManyWaiting
 from kvstore.limits import Limits
 from kvstore.storage.contract import Snapshot, SnapshotEnded, Storage
@@ -35,6 +36,7 @@ class Lease:
     lease_ms: int  # that the lease was given, from when it was opened or last renewed
     until_s: float  # when the lease runs out
     end_s: float  # when it ends for good
+    committed: Committed | None = None  # the record of that commit, for sessions that read it
 
 
 class Leases:

@@ -21,12 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from causal.model import Site
+from kvstore.clock import COUNTER_BITS
 from kvstore.config import Durability
 from kvstore.effects import Arrived, Committed, Envelope, Happened, Input, Moment, Step, Tick, Write, Written
 from kvstore.errors import InboxFull, Internal, KvError, Stopping
 from kvstore.persist import save
 from kvstore.replica import Replica
 from kvstore.storage.contract import Storage
+from kvstore.sweep import least_promise
 
 UNSAID_MAX = 1024  # commits that peers have not heard of; beyond it: a sync
 RECORDS_KEPT = 4 * UNSAID_MAX  # commits whose record can still be found; a read transaction is much shorter
@@ -88,6 +90,7 @@ class Unsaid(NamedTuple):
     number: int
     step: Step
     happened: Happened
+    fresh: int
 
 
 class Loop:
@@ -104,12 +107,14 @@ class Loop:
         self._work = asyncio.Event()
         self._is_tick_due = False
         self._stopping = False
+        self._is_turning = False
         self._sync_timer: asyncio.TimerHandle | None = None
         self._unsaid: deque[Unsaid] = deque()
         self._writer = ThreadPoolExecutor(1, "writer")
         self._records: OrderedDict[int, Committed] = OrderedDict()
         self._register(replica.committed(storage.number))
         self.said = self.committed(storage.number)  # the newest that is durable and was handed to the links
+        self.fresh = least_promise(replica.links.values())  # everything older than this hybrid time is in it
 
     # The doors
 
@@ -144,7 +149,7 @@ class Loop:
         """
         queue = self._peers[peer]
         has_messages = any(isinstance(one, Arrived) for one in inputs)  # whatever else a peer says never waits for them
-        while self._is_full(queue) or (has_messages and self._holds_too_much(peer)):
+        while self._is_full(queue) or (has_messages and (self._holds_too_much(peer) or self._waits_for_proof())):
             queue.room.clear()
             await queue.room.wait()
         queue.extend(inputs)
@@ -159,6 +164,10 @@ class Loop:
         is_many = link.received - link.applied >= self._limits.link_held_max
         return is_many or link.held_bytes >= self._limits.link_held_bytes_max
 
+    def _waits_for_proof(self) -> bool:
+        """A restored replica must make no message before it is sure to remember all it made; a delivery might."""
+        return bool(self.replica.unproven) and self.replica.ordering.makes_extras
+
     def tick(self) -> None:
         """Time passed: sweep, with the next turn."""
         self._is_tick_due = True
@@ -172,6 +181,23 @@ class Loop:
         """The record of a commit, for a reader that sees just this commit (SAFETY 1)."""
         return self._records[number]
 
+    def committed_by(self, number: int) -> Committed:
+        """The record of this commit, or of the oldest one kept, if that is later: all that the other says is in it."""
+        found = self._records.get(number)
+        return found if found is not None else next(iter(self._records.values()))
+
+    def promised(self) -> int:
+        """The hybrid time that a heartbeat may tell: nothing older will be sent behind it, also after a crash.
+
+        While something is under way, that is the time of what was said last. Otherwise it is now, as far as the clock
+        on disk runs ahead: a restart begins behind it.
+        """
+        if self._is_turning or self._unsaid:
+            return self.said.time
+        clock, reserved = self.replica.clock, self.replica.reserved
+        clock.merge(min(self._now_ms() << COUNTER_BITS, reserved))
+        return min(clock.latest, reserved)
+
     # The corridor
 
     async def run(self) -> None:
@@ -180,7 +206,9 @@ class Loop:
             while True:
                 await self._work.wait()
                 self._work.clear()
+                self._is_turning = True
                 await self._turn()
+                self._is_turning = False
                 await self._say_what_is_durable()
                 if self._waiting():
                     self._work.set()
@@ -215,7 +243,8 @@ class Loop:
         self._answer(turn)
         number = step.batch.number if step.changed else step.batch.number - 1
         happened = Happened(number, step.events, turn.stepped, moment(), turn.inputs, step.updates)
-        self._unsaid.append(Unsaid(number, step, happened))
+        fresh = least_promise(self.replica.links.values())
+        self._unsaid.append(Unsaid(number, step, happened, fresh))
         for queue in self._peers.values():
             queue.room.set()
 
@@ -291,14 +320,14 @@ class Loop:
 
     def _say(self) -> None:
         while self._unsaid and self._unsaid[0].number <= self._storage.durable:
-            number, step, happened = self._unsaid.popleft()
+            number, step, happened, fresh = self._unsaid.popleft()
             for peer, envelopes in step.sends.items():
                 self._outlet.send(peer, envelopes)
             for peer, up_to in step.acks.items():
                 self._outlet.ack(peer, up_to)
             for peer, error in step.refused.items():
                 self._outlet.refuse(peer, error)
-            self.said = self._records[number]
+            self.said, self.fresh = self._records[number], fresh
             self._outlet.happened(happened)
 
     def _waiting(self) -> bool:

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from kvstore.clock import time_ms
 from kvstore.effects import Event, Happened
-from kvstore.holds import FALSE, Holds
+from kvstore.holds import FALSE, TRUE, UNKNOWN, Holds
 from kvstore.meter import Counter, Gauge, Histogram
 from kvstore.version import software_version
 
@@ -56,7 +56,7 @@ class Metrics(Collector):
         self._sites = tuple(sites)
         self._commit = commit
         self._mono_ns = mono_ns
-        self._holds = Holds(protocol)
+        self.holds = Holds()  # what is held now
         self._all: dict[str, Counter | Histogram | Gauge] = {}
         self._calls()
         self._links()
@@ -116,7 +116,11 @@ class Metrics(Collector):
         self._hold_seconds = self._histogram(
             "kvstore_hold_seconds", "Time that messages were held, counted when they are released.", LONG
         )
-        self._hold_false = counter("kvstore_hold_false_seconds_total", "The part of it that was surely not needed.")
+        self._hold_causes = {
+            TRUE: counter("kvstore_hold_true_seconds_total", "The part of it that the held message surely needed."),
+            FALSE: counter("kvstore_hold_false_seconds_total", "The part of it that was surely not needed."),
+            UNKNOWN: counter("kvstore_hold_unknown_seconds_total", "The part of it of which nobody told."),
+        }
         self._visibility = self._histogram(
             "kvstore_visibility_seconds",
             "From a message's stamp, by its site's clock, to its commit here, by ours; clocks that differ add to it.",
@@ -194,7 +198,7 @@ class Metrics(Collector):
             elif kind == "applied":
                 self._applied.add(event.updates)
             elif kind == "held":
-                self._holds.begin(event, happened.stepped.mono_ns)
+                self.holds.begin(event, happened.stepped.mono_ns)
             elif kind == "released":
                 self._released(event, happened.stepped.mono_ns)
         if happened.commit > self._commit:
@@ -209,12 +213,11 @@ class Metrics(Collector):
             self._extra.add(1)
 
     def _released(self, event: Event, mono_ns: int) -> None:
-        hold = self._holds.end(event.dot, mono_ns)
+        hold = self.holds.end(event.dot, mono_ns)
         if hold is None or hold.held_ns is None:
             return
         self._hold_seconds.observe(hold.held_ns / 1e9)
-        if hold.cause == FALSE:
-            self._hold_false.add(hold.held_ns / 1e9)
+        self._hold_causes[hold.cause].add(hold.held_ns / 1e9)
 
     def _committed(self, happened: Happened) -> None:
         self._commit_count.add(1)

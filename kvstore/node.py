@@ -28,8 +28,10 @@ from kvstore.loop import Loop, Outlet, moment
 from kvstore.metrics import Metrics
 from kvstore.persist import open_replica
 from kvstore.rpc.doors import Doors
+from kvstore.rpc.forwarding import Forwarding
 from kvstore.rpc.links import Links
 from kvstore.rpc.peering import Peering
+from kvstore.sessions import Sessions
 from kvstore.shape import Shape
 from kvstore.storage import Storage
 from kvstore.storage.contract import SnapshotEnded
@@ -84,6 +86,11 @@ class Node:
             trace.happened(self.replica.notes.restarted(ordering.clock, self.storage.number, moment()))
         return trace
 
+    def _lost_memory(self, error: KvError) -> None:
+        """A session shows that this replica once said what it does not know any more (SAFETY 3)."""
+        self.loop.fence(error)
+        self.alarms.raise_("AMNESIA", str(error), site=self.site.name)
+
     def _trace_stopped(self, sentence: str) -> None:
         """Called by the thread that writes the trace."""
         self._event_loop.call_soon_threadsafe(self.alarms.raise_, "TRACE_STOPPED", sentence)
@@ -110,6 +117,11 @@ class Node:
         self.links = Links(*parts)
         self.peering = Peering(*parts)
         self.peering.on_hello = self.links.call
+        self.sessions = Sessions(
+            self.cluster, self.site, self.replica, self.loop, self.storage, self.now_ms, self._lost_memory
+        )
+        self.sessions.seal.on_seal = self.links.told
+        self.forwarding = Forwarding(self.cluster, self.site, self.links, self.shape)
         self.doors = Doors(self, reflection=reflection)
         self._show_gauges()
 
@@ -127,6 +139,8 @@ class Node:
         )
         gauge("kvstore_log_units", "What the protocol remembers, in its own measure.", replica.ordering_units)
         gauge("kvstore_storage_bytes", "Size of the data on disk.", self.storage.size_bytes)
+        gauge("kvstore_waiting_requests", "Requests that wait for what their session has seen.", self._waiting)
+        gauge("kvstore_staleness_seconds", "Everything written longer ago is here.", self._staleness_s)
         gauge("kvstore_snapshots", "Snapshots that are leased.", lambda: len(self.leases))
         gauge("kvstore_clock_ahead_seconds", "Hybrid clock before the wall clock.", self._clock_ahead_s)
         gauge(
@@ -138,6 +152,13 @@ class Node:
 
     def _clock_ahead_s(self) -> float:
         return self.replica.clock.ahead_ms(self.now_ms()) / 1000
+
+    def _waiting(self) -> int:
+        return self.sessions.waiting
+
+    def _staleness_s(self) -> float:
+        staleness_ms = self.sessions.staleness_ms()
+        return -1.0 if staleness_ms is None else staleness_ms / 1000
 
     # Time
 
@@ -171,6 +192,7 @@ class Node:
         with suppress(Exception):  # it was reported already, or is about to be
             await corridor
         await self.links.close()
+        await self.forwarding.close()
         self.leases.close()
         if self.trace is not None:
             self.trace.close()
@@ -191,6 +213,7 @@ class Node:
     def _happened(self, happened: Happened) -> None:
         """What is true now, for everybody who looks on."""
         self.metrics.happened(happened)
+        self.sessions.moved()
         self.feed.wake(self.loop.said.changes)
         self.events.publish(happened)
         if self.trace is not None:

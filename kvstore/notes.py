@@ -14,6 +14,8 @@ from causal.model import Dot, Message, Missing, Site
 from causal.multicast import Outgoing
 from kvstore.effects import Envelope, Event, Happened, Moment
 from kvstore.errors import ClusterMismatch
+from kvstore.meaning import EVERYTHING, Meaning
+from kvstore.past import Past
 from kvstore.update import Update
 
 
@@ -43,6 +45,8 @@ class Notes:
         missing: Missing | None = None,
         units: int = 0,
         updates: int = 0,
+        meaning: Meaning = EVERYTHING,
+        cause: str = "",
     ) -> None:
         self._events.append(
             Event(
@@ -59,6 +63,26 @@ class Notes:
                 updates=updates,
                 time=envelope.time,
                 witness=envelope.witness,
+                semantic=meaning.semantic,
+                depends_on=meaning.meant,
+                cause=cause,
+            )
+        )
+
+    def adopted(self, past: Past, clock: int) -> None:
+        """A session's past became part of this site's, behind this message of ours."""
+        if self.witness is not None and past.witness:
+            self.witness[:] = map(max, self.witness, Reader(past.witness).numbers(self._sites))
+        dot = Dot(self._site, clock)
+        self._events.append(
+            Event(
+                "adopted",
+                dot,
+                self._site,
+                witness=past.witness,
+                session=past.name,
+                depends_on=past.seen,
+                time=past.time,
             )
         )
 
@@ -69,9 +93,11 @@ class Notes:
 
     def restarted(self, clock: int, commit: int, now: Moment) -> Happened:
         """The process started again with its data, after this commit and this message."""
-        witness = b"" if self.witness is None else pack_numbers(self.witness)
-        event = Event("restarted", Dot(self._site, clock), self._site, witness=witness)
+        event = Event("restarted", Dot(self._site, clock), self._site, witness=self.witness_now())
         return Happened(commit, [event], now, now, 0, 0)
+
+    def witness_now(self) -> bytes:
+        return b"" if self.witness is None else pack_numbers(self.witness)
 
     def witness_of(self, dot: Dot) -> bytes:
         """Of a message that is sent now."""

@@ -26,7 +26,7 @@ def save(replica: Replica, batch: Batch) -> None:
         FORMAT,
         replica.site,
         replica.incarnation,
-        replica.clock.latest,
+        replica.reserved,
         replica.keys.changes,
         replica.keys.changes_oldest,
     )
@@ -79,7 +79,7 @@ def _load(replica: Replica, reader: Reader, path: str) -> None:
     for what, ours, theirs in compared:
         if ours != theirs:
             raise ForeignData(path=path, why=f"its {what} is {theirs}, but this replica's is {ours}")
-    replica.clock.latest = latest
+    replica.clock.latest = replica.reserved = latest
     count = reader.count(len(replica.links))
     columns = zip(*(reader.numbers(count) for _ in range(4)), strict=True)
     for peer, (sent, applied, promise, incarnation) in zip(sorted(replica.links), columns, strict=True):

@@ -47,8 +47,12 @@ def plan(
     links: Sequence[LinkConfig] = (),
     limits: Limits | Mapping[str, int] | None = None,
     folder: Path = Path(),
+    session_key_file: str = "",
 ) -> Cluster:
-    """A cluster on this machine. Links that are not named have `link_delay_ms`; keys not placed live everywhere."""
+    """A cluster on this machine. Links that are not named have `link_delay_ms`; keys not placed live everywhere.
+
+    The file with the keys is only named here; `write_key` makes one.
+    """
     names = list(names) if names is not None else [site_name(number) for number in range(replicas)]
     ports = free_ports(2 * len(names))
     sites = tuple(
@@ -66,6 +70,7 @@ def plan(
         links=all_links(names, links, link_delay_ms),
         limits=limits if isinstance(limits, Limits) else make_limits(limits or {}),
         folder=folder,
+        session_key_file=session_key_file,
     )
 
 
@@ -90,6 +95,8 @@ def contradiction(cluster: Cluster, wishes: Mapping[str, Any]) -> str | None:
         return f"has the options {dict(cluster.options)}, not {wishes['options']}"
     if "placement" in wishes and _placed(names, wishes["placement"]) != cluster.placement:
         return "places keys otherwise"
+    if "merge" in wishes and {b"": "lww"} | wishes["merge"] != cluster.merge:
+        return "merges keys otherwise"
     if wishes.keys() & {"links", "link_delay_ms"}:
         links = all_links(names, wishes.get("links", ()), wishes.get("link_delay_ms", 0.0))
         if set(links) != set(cluster.links):

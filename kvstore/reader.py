@@ -1,9 +1,14 @@
-"""What a blocking client reads piece by piece: scans, watches, events, and everything under a snapshot."""
+"""What a blocking client reads piece by piece: scans, watches, events.
+
+In a session, a page of a scan is a call like any other and waits for its turn. A watch cannot keep the others waiting
+until something changes: it takes its turn when an answer is there.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import Event
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -11,32 +16,62 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from kvstore import calls
 from kvstore.checks import checked_timeout
 from kvstore.errors import KvError, Unavailable
-from kvstore.streams import STREAM_S, Following, Lease, Listening, Scanning, Stream, Watching
+from kvstore.retry import Route
+from kvstore.streams import STREAM_S, Following, Listening, Scanning, Stream, Watching
 from kvstore.values import Change, Entry, Position
 
 if TYPE_CHECKING:
-    from kvstore.client import Caller
+    from kvstore.client import Caller, Session
 
 Piece = TypeVar("Piece")
 
 
-RELEASE_S = 1.0  # seconds for giving a snapshot back; beyond it: its lease ends by itself
+def scan(
+    caller: Caller,
+    source: Scanning,
+    timeout_s: float | None,
+    *,
+    pinned_at: int | None = None,
+    session: Session | None = None,
+) -> Iterator[Entry]:
+    return _pages(caller, source, checked_timeout(timeout_s, caller.timeout_s), pinned_at, session)
 
 
-def scan(caller: Caller, source: Scanning, timeout_s: float | None, pinned_at: int | None = None) -> Iterator[Entry]:
-    page_s = checked_timeout(timeout_s, caller.timeout_s)
-    return _pieces(caller, source, begin_s=page_s, stream_s=page_s, pinned_at=pinned_at)
+def _pages(
+    caller: Caller, source: Scanning, page_s: float, pinned_at: int | None, session: Session | None
+) -> Iterator[Entry]:
+    """Time runs from the first piece that is asked for."""
+    route = caller.route if session is None else session.route
+    reader = Reader(caller, source, route, begin_s=page_s, resume_s=page_s, stream_s=page_s, pinned_at=pinned_at)
+    try:
+        while (page := _page(caller, reader, source, session)) is not None:
+            yield from page
+    finally:
+        reader.close()
+
+
+def _page(caller: Caller, reader: Reader[Entry], source: Scanning, session: Session | None) -> Sequence[Entry] | None:
+    started_ns = time.monotonic_ns()
+    with _turn(session):
+        if session is not None:
+            session.begin_before(source)
+        if source.strand.is_overtaken:
+            reader.begin_anew()
+        page = reader.read()
+        diary = caller.diary if session is None else session.diary
+        if diary is not None and page:
+            diary.page(page, source, started_ns=started_ns)
+        return page
+
+
+def _turn(session: Session | None) -> AbstractContextManager[object]:
+    return nullcontext() if session is None else session.lock
 
 
 def listen(caller: Caller, source: Listening) -> Iterator[Any]:
-    return _pieces(caller, source, begin_s=caller.timeout_s, stream_s=STREAM_S, pinned_at=None)
-
-
-def _pieces(
-    caller: Caller, source: Stream[Piece], *, begin_s: float, stream_s: float, pinned_at: int | None
-) -> Iterator[Piece]:
     """Time runs from the first piece that is asked for."""
-    reader = Reader(caller, source, begin_s=begin_s, resume_s=begin_s, stream_s=stream_s, pinned_at=pinned_at)
+    begin_s = caller.timeout_s
+    reader = Reader(caller, source, caller.route, begin_s=begin_s, resume_s=begin_s, stream_s=STREAM_S, pinned_at=None)
     try:
         while (found := reader.read()) is not None:
             yield from found
@@ -51,6 +86,7 @@ class Reader(Generic[Piece]):
         self,
         caller: Caller,
         source: Stream[Piece],
+        route: Route,
         *,
         begin_s: float,
         resume_s: float,
@@ -59,7 +95,7 @@ class Reader(Generic[Piece]):
     ) -> None:
         self._caller = caller
         self._following = Following(
-            caller.route,
+            route,
             source,
             now_s=time.monotonic(),
             begin_s=begin_s,
@@ -72,17 +108,30 @@ class Reader(Generic[Piece]):
 
     def read(self) -> Sequence[Piece] | None:
         """What the next answer brings; None: that was all."""
+        answer = self.answer()
+        return None if answer is None else self.take(answer)
+
+    def answer(self) -> Any:
+        """The next answer; None: that was the last."""
         while not self._closed.is_set() and not self._following.source.is_done:
             try:
-                answer = self._next()
+                return self._next()
             except KvError as failure:
                 if self._closed.is_set():
                     return None
                 self._stream = None
                 self._caller.wait_or_raise(self._following, failure)
-            else:
-                return None if answer is None else self._following.came(answer)
         return None
+
+    def take(self, answer: Any) -> Sequence[Piece]:
+        return self._following.came(answer)
+
+    def begin_anew(self) -> None:
+        """Leave this stream; what was not taken from it comes again."""
+        if self._stream is not None:
+            self._stream.cancel()
+            self._stream = None
+        self._following.begin_anew(time.monotonic())
 
     def _next(self) -> Any:
         if self._stream is None:
@@ -106,13 +155,27 @@ class Watch:
     together count together, when the last of them is out. `close` ends the loop, from any thread.
     """
 
-    def __init__(self, caller: Caller, source: Watching, timeout_s: float | None, patience_s: float) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        source: Watching,
+        timeout_s: float | None,
+        patience_s: float,
+        session: Session | None = None,
+    ) -> None:
         self._source = source
+        self._session = session
         begin_s = checked_timeout(timeout_s, caller.timeout_s)
         patience_s = checked_timeout(patience_s, patience_s)
         at = None if source.position is None else _holder(caller, source.position, begin_s)
-        self._reader = Reader(caller, source, begin_s=begin_s, resume_s=patience_s, stream_s=STREAM_S, pinned_at=at)
-        self._reader.read()  # the first answer says where it begins
+        route = caller.route if session is None else session.route
+        with _turn(session):
+            if session is not None:
+                session.begin_before(source)
+            self._reader = Reader(
+                caller, source, route, begin_s=begin_s, resume_s=patience_s, stream_s=STREAM_S, pinned_at=at
+            )
+            self._reader.read()  # the first answer says where it begins
 
     @property
     def position(self) -> Position | None:
@@ -128,9 +191,31 @@ class Watch:
 
     def __next__(self) -> Change:
         while (change := self._source.next()) is None:
-            if self._reader.read() is None:
+            if not self._read():
                 raise StopIteration
         return change
+
+    def _read(self) -> bool:
+        answer = self._reader.answer()
+        if answer is None:
+            return False
+        try:
+            with _turn(self._session):
+                return self._take(answer)
+        except BaseException:
+            self._reader.begin_anew()  # what was not taken must come again
+            raise
+
+    def _take(self, answer: Any) -> bool:
+        if not self._source.must_ask_again(answer):
+            self._reader.take(answer)
+            return True
+        self._reader.begin_anew()
+        while (again := self._reader.answer()) is not None:  # what came once is there, so this does not take long
+            self._reader.take(again)
+            if again.changes:
+                return True
+        return False
 
     def close(self) -> None:
         self._reader.close()
@@ -156,76 +241,3 @@ def _holder(caller: Caller, position: Position, timeout_s: float) -> int:
         if status.site_number == position.site:
             return at
     raise Unavailable(site=f"site {position.site}", why="no endpoint answers as the site of this position")
-
-
-class SnapshotReader:
-    """Reads as of one moment at one replica. The lease is renewed by reading; it has an end all the same."""
-
-    def __init__(self, caller: Caller, lease_ms: int | None, timeout_s: float | None) -> None:
-        self._caller = caller
-        self._lease_ms = lease_ms
-        call = calls.snapshot(lease_ms)
-        course = caller.course(call.kind, timeout_s)
-        answer = caller.run(call, course)
-        self._lease = Lease(answer, at=course.at, now_s=time.monotonic())
-
-    @property
-    def site(self) -> str:
-        return self._lease.site
-
-    @property
-    def commit(self) -> int:
-        """The number of the commit that it shows."""
-        return self._lease.commit
-
-    def get_many(self, keys: Iterable[bytes], *, timeout_s: float | None = None) -> dict[bytes, Entry]:
-        call = calls.get_many(keys, self._lease.handle)
-        self._renew_when_due()
-        return self._caller.ask(call, timeout_s, pinned_at=self._lease.at)
-
-    def scan(
-        self,
-        prefix: bytes = b"",
-        *,
-        start: bytes = b"",
-        end: bytes = b"",
-        after: bytes = b"",
-        limit: int | None = None,
-        page_size: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Iterator[Entry]:
-        request = calls.scan_request(
-            prefix=prefix, start=start, end=end, after=after, page_size=page_size, snapshot=self._lease.handle
-        )
-        return self._renewing(scan(self._caller, Scanning(request, limit), timeout_s, pinned_at=self._lease.at))
-
-    def _renewing(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        self._renew_when_due()
-        for entry in entries:
-            yield entry
-            self._renew_when_due()
-
-    def renew(self) -> None:
-        """For those who pause for longer than half a lease between two reads."""
-        call = calls.renew_snapshot(self._lease.handle, self._lease_ms)
-        answer = self._caller.ask(call, None, pinned_at=self._lease.at)
-        self._lease.renewed(answer.lease_ms, time.monotonic())
-
-    def close(self) -> None:
-        """Closing one that has ended is fine, and one whose replica is away ends by itself."""
-        try:
-            self._caller.ask(calls.release_snapshot(self._lease.handle), RELEASE_S, pinned_at=self._lease.at)
-        except KvError:
-            return
-
-    def _renew_when_due(self) -> None:
-        if self._lease.is_due(time.monotonic()):
-            self.renew()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from causal import Dot, Duplicate, Held, Message, Outgoing, encode
-from causal.model import Mask, Site, sites_of
+from causal import Dot, Duplicate, Held, Message, Missing, Outgoing, encode
+from causal.model import Mask, Site
 from causal.multicast import Multicast
-from kvstore.clock import TIME_BELIEVED, HybridClock, time_ms
+from kvstore.clock import COUNTER_BITS, TIME_BELIEVED, HybridClock, time_ms
 from kvstore.config import Cluster
 from kvstore.effects import (
-    ABSENT,
     Acked,
     Arrived,
     Committed,
@@ -36,45 +34,25 @@ from kvstore.effects import (
     Write,
     Written,
 )
-from kvstore.errors import (
-    ClockSkew,
-    CorruptRecord,
-    KvError,
-    LinkGap,
-    OutboxFull,
-    Restored,
-    VersionMismatch,
-)
+from kvstore.errors import CorruptRecord, KvError, LinkGap
+from kvstore.holds import FALSE, UNKNOWN, cause_of
 from kvstore.keys import Keys
 from kvstore.layout import outbox_key
 from kvstore.link import Link
+from kvstore.meaning import EVERYTHING, NOTHING, Meaning, Messages, meaning_of
 from kvstore.notes import Notes
 from kvstore.opening import opened
+from kvstore.past import Past, pack_dots
 from kvstore.placement import Placement, merges_of
+from kvstore.refusal import refusal_of_key, refusal_of_past, refusal_of_site, replaced
 from kvstore.requests import Requests
 from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
-from kvstore.update import UPDATES_MAX, Record, Update, Version, escape, pack_updates
+from kvstore.transit import InTransit, OpenMessage
+from kvstore.update import UPDATES_MAX, Record, Update, Version, pack_updates
 
+CLOCK_RESERVE_MS = 2_000  # that the clock on disk runs ahead; an idle site commits when half of it is used up
 RECENT_MAX = 4096  # delivered messages remembered, to explain by them why others wait; beyond it: the oldest go
-
-
-class InTransit(NamedTuple):
-    """An envelope that is taken and not yet delivered."""
-
-    envelope: Envelope
-    message: Message
-    updates: list[Update]
-    since_ms: int
-
-
-@dataclass(slots=True)
-class OpenMessage:
-    """Writes that will share a stamp."""
-
-    to: Mask
-    updates: list[Update] = field(default_factory=list)
-    bytes: int = 0
 
 
 class Replica:
@@ -97,7 +75,9 @@ class Replica:
         self.fence: KvError | None = None  # why no client may write here, if none may
         self.keys = Keys(cluster)
         self.notes = Notes(site, len(cluster.sites))
+        self.messages = Messages()
         self._merges = merges_of(cluster)
+        self.reserved = 0  # hybrid time that a restart begins behind, so that heartbeats may promise up to it
 
     # One step: these live from its beginning to its end
 
@@ -133,7 +113,10 @@ class Replica:
     def committed(self, number: int) -> Committed:
         """The state after the last step, as the record of the commit that makes it true."""
         delivered = tuple(self.ordering.delivered)
-        return Committed(number, self.ordering.context, delivered, self.clock.latest, self.keys.changes)
+        time, past = self.clock.latest, None
+        if self.ordering.is_causal:
+            past = Past(self.ordering.token(), time, None, self.notes.witness_now())
+        return Committed(number, past, delivered, time, self.keys.changes)
 
     def ordering_units(self) -> int:
         """How much the protocol remembers now, as its paper counts."""
@@ -146,6 +129,16 @@ class Replica:
         known += [transit.message.stamp.highest(site) for transit in self.held.values()]
         known += [dot.seq for dot in self.held if dot.site == site]
         return max(known)
+
+    def cause_of(self, dot: Dot, missing: Missing) -> str:
+        """Whether a held message needs what it waits for (holds.py)."""
+        if missing.by_link:
+            return FALSE if self.ordering.heeds_meaning else UNKNOWN
+        # Where independent messages pass others by, a number says nothing of messages that went elsewhere.
+        is_counted = self.placement.is_full or not self.ordering.heeds_meaning
+        here = [*self.ordering.delivered]
+        here[self.site] = self.ordering.clock
+        return cause_of(missing, self.held[dot].meant, self.held, lambda one: is_counted and one.seq <= here[one.site])
 
     # Writes
 
@@ -162,16 +155,42 @@ class Replica:
         if refusal is not None:
             self._step.answers[place] = refusal
             return
+        deleted = [one.key for one in write.operations if one.value is None and self.keys.is_siblings(one.key)]
+        taken = [value.version for key in deleted for value in self.keys.records(key)]
+        meaning = meaning_of(write, self.messages, taken)
+        if write.past is not None:
+            self._land(write.past, adopts=meaning.semantic or not self.ordering.heeds_meaning)
         run = self._run(to, write.size, len(write.operations))
         versions = []
+        earlier: dict[bytes, Version] = {}  # what this very write has put under a key with siblings
         for one in write.operations:
+            replaces: tuple[Version, ...] = ()
+            if self.keys.is_siblings(one.key):
+                replaces = replaced(self, one, earlier.get(one.key))
             version = Version(self.clock.tick(self._now_ms), self.site)
             expires_ms = self._clock_ms() + one.ttl_ms if one.ttl_ms else 0
-            run.updates.append(Update(one.key, one.value, version, expires_ms))
+            run.updates.append(Update(one.key, one.value, version, expires_ms, replaces))
             versions.append(version)
+            earlier[one.key] = version
+        run.meaning = meaning if run.meaning is None else run.meaning.also(meaning)
+        run.places.append(place)
         written = Written(tuple(versions), self._step.batch.number)
         self._step.answers[place] = written
         self.requests.remember(write.request_id, written, self._step.batch)
+
+    def _land(self, past: Past, *, adopts: bool) -> None:
+        """A session that came from elsewhere writes here: what it has seen becomes part of this site's past.
+
+        What is part of it already needs nothing: sessions that stay do not keep writes from sharing a message.
+        """
+        self.clock.merge(past.time)
+        if not adopts or self.ordering.context.joined(past.context, self.site) == self.ordering.context:
+            return
+        self._close()
+        self.notes.adopted(past, self.ordering.clock)
+        for outgoing in self.ordering.adopt(past.context):
+            self._post(outgoing, [], NOTHING)  # in the same commit as what made it (SAFETY 4)
+        self._step.changed = True
 
     def _destinations(self, write: Write) -> Mask:
         if self.placement.is_full:
@@ -183,29 +202,12 @@ class Replica:
 
     def _refusal(self, write: Write, to: Mask) -> KvError | None:
         """Why a client's write cannot be taken now; nothing has changed yet."""
-        limits = self.cluster.limits
-        if self.fence is not None:
-            return self.fence
-        if self.unproven:
-            peers = ", ".join(self.cluster.sites[peer].name for peer in sorted(self.unproven))
-            return Restored(site=self.cluster.sites[self.site].name, peers=peers)
-        ahead = [link.wall_ahead_ms for link in self.links.values() if link.wall_ahead_ms is not None]
-        if ahead and min(ahead) > limits.clock_skew_max_ms:
-            name = self.cluster.sites[self.site].name
-            return ClockSkew(site=name, ahead_ms=min(ahead), limit=limits.clock_skew_max_ms)
-        for peer in sites_of(to):
-            if self.links[peer].outbox_bytes >= limits.outbox_bytes_max:
-                name = self.cluster.sites[peer].name
-                return OutboxFull(peer=name, size=self.links[peer].outbox_bytes, limit=limits.outbox_bytes_max)
+        refusal = refusal_of_site(self, write, to) or refusal_of_past(self, write)
         for one in write.operations:
-            if one.expect is not None:
+            if refusal is None and (one.expect is not None or self.keys.is_siblings(one.key)):
                 self._close()  # what this step has written so far is under its keys only then
-                found = self.keys.record(one.key)
-                version = found.version if found is not None and found.is_alive(self._clock_ms()) else ABSENT
-                if version != one.expect:
-                    shown = [str(v) if v != ABSENT else "none" for v in (version, one.expect)]
-                    return VersionMismatch(key=escape(one.key), found=shown[0], expected=shown[1])
-        return None
+                refusal = refusal_of_key(self, one, self.keys.record(one.key), self._clock_ms())
+        return refusal
 
     def _run(self, to: Mask, size: int, updates: int) -> OpenMessage:
         """The open message for these destinations, with room for so many bytes and updates more."""
@@ -225,36 +227,58 @@ class Replica:
         run, self._open = self._open, None
         if run is None:
             return
+        meaning = run.meaning or EVERYTHING
         if not run.to:
             dot = self.ordering.take_dot()
         else:
-            for outgoing in self.ordering.send(run.to):
-                if not outgoing.is_extra:
+            for outgoing in self.ordering.send(run.to, semantic=meaning.semantic):
+                if outgoing.is_extra:
+                    self._post(outgoing, [], NOTHING)
+                else:
                     dot = outgoing.dot
-                self._post(outgoing, [] if outgoing.is_extra else run.updates)
-        mine = []
-        for index, update in enumerate(run.updates):
-            if self._is_held_here(update.key):
-                self.keys.keep(update, dot, index)
-                mine.append(update)
-        self.keys.note_change(dot, mine)
+                    self._post(outgoing, run.updates, meaning)
+        mine = [update for update in run.updates if self._is_held_here(update.key)]
+        self._apply(mine, dot)
         self.notes.applied(dot, self.site, mine, 0, self.clock.latest)
         self._step.updates += len(run.updates)
+        self._step.changed = True
+        for place in run.places:
+            written = self._step.answers[place]
+            assert isinstance(written, Written)
+            self._step.answers[place] = written._replace(dot=dot)
 
-    def _post(self, outgoing: Outgoing, updates: list[Update]) -> None:
+    def _apply(self, updates: list[Update], dot: Dot) -> list[Update]:
+        """What a message brings, under its keys; the updates that changed something."""
+        won = []
+        commit = self._step.batch.number
+        for index, update in enumerate(updates):
+            key, value, version, expires_ms, replaces = update
+            row: Record | None = Record(version, value, expires_ms, dot, index, commit)
+            if dot.site != self.site or self.keys.is_siblings(key):
+                stored = self.keys.record(key)
+                row = self._merges.find(key)(stored, Record(version, value, expires_ms, dot, index, commit), replaces)
+                if row is stored:
+                    continue
+            self.keys.put(key, row) if row is not None else self.keys.remove(key)
+            won.append(update)
+        self.messages.remember([update.version for update in updates], dot)
+        self.keys.note_change(dot, won)
+        return won
+
+    def _post(self, outgoing: Outgoing, updates: list[Update], meaning: Meaning) -> None:
         """Number a message on each of its links and lay it into the outbox."""
         everything = pack_updates(updates) if self.placement.is_full else b""
-        witness = self.notes.witness_of(outgoing.dot)
+        witness, meant = self.notes.witness_of(outgoing.dot), pack_dots(meaning.meant)
         for peer, control in encode(self.ordering, outgoing).items():
             payload = everything if self.placement.is_full else pack_updates(self._for(peer, updates))
             link = self.links[peer]
-            envelope = Envelope(link.sent + 1, self.clock.latest, control, payload, witness)
+            envelope = Envelope(link.sent + 1, self.clock.latest, control, payload, witness, meant)
             packed = envelope.pack()
             link.post(len(packed))
             self._step.batch.puts.append(("outbox", outbox_key(peer, envelope.number), packed))
             self._step.sends.setdefault(peer, []).append(envelope)
             units = self.ordering.units(outgoing.copy(peer))
-            self.notes.note("sent", outgoing, peer, envelope, units=units, updates=len(updates))
+            self.notes.note("sent", outgoing, peer, envelope, units=units, updates=len(updates), meaning=meaning)
         self._step.changed = True
 
     def _for(self, peer: Site, updates: list[Update]) -> list[Update]:
@@ -276,7 +300,7 @@ class Replica:
             return
         self._close()
         try:
-            message, updates = opened(envelope, peer, self.ordering, self.cluster)
+            message, updates, meant = opened(envelope, peer, self.ordering, self.cluster, self._is_held_here)
             self.notes.check_witness(envelope.witness)
             for update in updates:  # what cannot be compared is found now, not in the middle of a delivery
                 self.keys.record(update.key)
@@ -285,17 +309,18 @@ class Replica:
             return
         link.received = envelope.number
         if message.dot not in self.held:  # else a peer repeats itself under a new number
-            self.held[message.dot] = InTransit(envelope, message, updates, self._now_ms)
+            self.held[message.dot] = InTransit(envelope, message, updates, self._now_ms, meant)
         self.notes.note("received", message, peer, envelope, updates=len(updates))
         for effect in self.ordering.receive(message):
             match effect:
                 case Message():
                     self._deliver(effect, is_released=effect.dot != message.dot)
                 case Outgoing():
-                    self._post(effect, [])
+                    self._post(effect, [], NOTHING)
                 case Held(_, missing):
                     link.held_bytes += envelope.size
-                    self.notes.note("held", message, peer, envelope, missing=missing)
+                    cause = self.cause_of(message.dot, missing)
+                    self.notes.note("held", message, peer, envelope, missing=missing, cause=cause)
                 case Duplicate(repeated):
                     self._drop(repeated, peer, envelope)
 
@@ -309,7 +334,7 @@ class Replica:
         self.notes.note("duplicate", repeated, peer, envelope)
 
     def _deliver(self, message: Message, *, is_released: bool) -> None:
-        envelope, _, updates, _ = self.held.pop(message.dot)
+        envelope, _, updates, _, _ = self.held.pop(message.dot)
         peer = message.dot.site
         if is_released:
             self.links[peer].held_bytes -= envelope.size
@@ -318,15 +343,7 @@ class Replica:
         self.recent.append(message)
         self.notes.witness_delivery(message.dot, envelope.witness)
         self.clock.merge(envelope.time)
-        won = []
-        for index, update in enumerate(updates):
-            incoming = Record(
-                update.version, update.value, update.expires_ms, message.dot, index, self._step.batch.number
-            )
-            if self._merges.find(update.key)(self.keys.record(update.key), incoming) is incoming:
-                self.keys.put(update.key, incoming)
-                won.append(update)
-        self.keys.note_change(message.dot, won)
+        won = self._apply(updates, message.dot)
         self.notes.applied(message.dot, peer, won, envelope.number, envelope.time)
         self.links[peer].apply(envelope.number, envelope.time)
         self._step.acks[peer] = envelope.number
@@ -366,7 +383,8 @@ class Replica:
             link.forget_clock(now_ms=self._now_ms, silent_ms=self.cluster.limits.peer_silent_ms)
         sweep(self.keys, self.links.values(), self._view, self._step.batch, self._clock_ms())
         trims = any(link.trimmed < link.acked for link in self.links.values())
-        self._step.changed |= trims or bool(self._step.batch.deletes)
+        is_late = time_ms(self.reserved) < self._now_ms + CLOCK_RESERVE_MS // 2
+        self._step.changed |= trims or bool(self._step.batch.deletes) or (is_late and bool(self.links))
 
     def _clock_ms(self) -> int:
         """The site's clock, by which things expire: never behind what this site has already seen."""
@@ -375,6 +393,7 @@ class Replica:
     def _finish(self) -> Step:
         step = self._step
         if step.changed:
+            self.reserved = max(self.clock.latest, self._now_ms + CLOCK_RESERVE_MS << COUNTER_BITS)
             for peer, link in self.links.items():
                 if link.trimmed < link.acked:
                     step.batch.drops.append(("outbox", outbox_key(peer, 0), outbox_key(peer, link.acked + 1)))

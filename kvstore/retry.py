@@ -6,15 +6,18 @@ where they were done, so the same write at another replica would be a second eff
 when it was surely not done there (`definite`); once one attempt has left it open, the call stays where it is, and
 whatever error it ends with is not definite, even if the last attempt was refused.
 
+A replica that misses what a session has seen, or is too stale, has surely done nothing: the call moves on, a write
+too. When nobody has it in time, the error says which message no replica that answered has.
+
 An attempt gets a part of the time that the call has, so that a replica that is silent does not use up all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from kvstore.errors import KvError
+from kvstore.errors import KvError, PastMissing, TooStale
 
 ATTEMPT_SHARE = 3  # an attempt gets this part of the call's time
 ATTEMPT_LEAST_S = 1.0  # but not less than this: a busy replica is not a dead one
@@ -47,6 +50,8 @@ AGAIN: Mapping[str, Again] = {
     "CLOCK_SKEW": Again.ELSEWHERE,
     "RESTORED": Again.ELSEWHERE,
     "AMNESIA": Again.ELSEWHERE,
+    "PAST_MISSING": Again.ANYWHERE,
+    "TOO_STALE": Again.ANYWHERE,
     "STOPPING": Again.ANYWHERE,
     "STORAGE_FAILED": Again.ANYWHERE,
     "UNAVAILABLE": Again.ANYWHERE,
@@ -58,16 +63,21 @@ class Route:
     """Which of its replicas a client asks first: the one that answered last.
 
     Away from home, the first of the list, a read looks there again now and then, and when it is answered everything
-    goes home with it. A write does not look: it could not leave again.
+    goes home with it. A write does not look: it could not leave again. Nor does a session, which has a route of its
+    own: what it has seen is where it was answered last, and may be missing at home.
     """
 
-    def __init__(self, endpoints: int) -> None:
+    def __init__(self, endpoints: int, *, at: int = 0, looks_home: bool = True) -> None:
         self.endpoints = endpoints
-        self.at = 0
+        self.at = at
+        self._looks_home = looks_home
         self._look_home_s = 0.0
 
+    def of_session(self) -> Route:
+        return Route(self.endpoints, at=self.at, looks_home=False)
+
     def first(self, kind: Kind, now_s: float) -> int:
-        if self.at and kind is Kind.READ and now_s >= self._look_home_s:
+        if self.at and self._looks_home and kind is Kind.READ and now_s >= self._look_home_s:
             self._look_home_s = now_s + HOME_S
             return 0
         return self.at
@@ -91,6 +101,7 @@ class Course:
         self.at = route.first(kind, now_s) if pinned_at is None else pinned_at
         self.deadline_s = now_s + timeout_s
         self.may_be_done = False  # an attempt left it open whether the write was done
+        self.behind: dict[int, PastMissing | TooStale] = {}  # what the replicas said that lack something
         self._route = route
         self._is_pinned = pinned_at is not None
         self.timeout_s = timeout_s
@@ -112,7 +123,7 @@ class Course:
         """What came so far is safe: from here on it is a new call, at the same replica to begin with."""
         self.timeout_s, self.deadline_s = timeout_s, now_s + timeout_s
         self._is_pinned |= stays
-        self._attempts, self._refusing = {self.at: 1}, set()
+        self._attempts, self._refusing, self.behind = {self.at: 1}, set(), {}
 
     def after(self, failure: KvError, *, now_s: float, chance: float) -> float | None:
         """How many seconds to wait before the next attempt, at `at`; None: the call has failed with this failure.
@@ -124,6 +135,8 @@ class Course:
             self.may_be_done = True
         if self.may_be_done:
             failure.definite = False
+        if isinstance(failure, PastMissing | TooStale):
+            self.behind[self.at] = failure
         if again is None or (self.may_be_done and self.kind is Kind.ONCE):
             return None
         if again is not Again.HERE:
@@ -144,6 +157,26 @@ class Course:
         steps = range(1, self._route.endpoints + 1) if may_leave else (0,)
         found = ((self.at + step) % self._route.endpoints for step in steps)
         return next((one for one in found if one not in self._refusing), None)
+
+
+def last_word(failure: KvError, course: Course, endpoints: Sequence[str]) -> KvError:
+    """What to raise when nothing is left to try: who only could not be reached says less than who lacks something."""
+    is_open = course.may_be_done or AGAIN.get(failure.reason) is not Again.ANYWHERE
+    if is_open or not course.behind:
+        return failure
+    missing = {endpoints[at]: one for at, one in course.behind.items() if isinstance(one, PastMissing)}
+    if not missing:
+        return failure if isinstance(failure, TooStale) else [*course.behind.values()][-1]
+    last = failure if isinstance(failure, PastMissing) else [*missing.values()][-1]
+    names = list(dict.fromkeys(_message_of(one) for one in missing.values()))
+    what = names[0] if len(names) == 1 else f"all of {', '.join(names)}"
+    tried = ", ".join(missing)
+    sentence = f"no replica that answered has {what}, which the session has seen; {tried} did not get it in time"
+    return PastMissing(sentence, **{**last.details, "tried": tried})
+
+
+def _message_of(missing: PastMissing) -> str:
+    return f"message {missing.details.get('seq', '?')} of {missing.details.get('origin', '?')}"
 
 
 def backoff_s(times: int, chance: float) -> float:

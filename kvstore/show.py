@@ -1,4 +1,4 @@
-"""Values as text and back: bytes in JSON, lines and tables, durations and sizes.
+"""Values as text and back: bytes in JSON, lines and tables, tokens, durations and sizes.
 
 A key or a value is any bytes. In JSON it is text where it is UTF-8, else `{"base64": "…"}`: an object where a text
 could stand, so that the two cannot be confused. In lines and tables it is text with backslash escapes, one line
@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from kvstore.update import escape
 
@@ -18,6 +19,7 @@ MARK = "base64"
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?) ?(ms|s|m|h|d)")
 _NUMERIC = re.compile(r"-|[-+]?[0-9][0-9,]*(\.[0-9]+)?( [A-Za-z]+)*( \(.*\))?")  # 1,234 or 5 (1.2 KiB) or 3 s ago
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 JsonBytes = str | dict[str, str]
@@ -45,6 +47,18 @@ def from_json(value: object) -> bytes:
     raise ValueError(f'neither a text nor {{"{MARK}": "…"}}')
 
 
+def token_text(token: bytes) -> str:
+    """A session's token for command lines: base64 with the signs that no shell touches."""
+    return base64.urlsafe_b64encode(token).decode().rstrip("=")
+
+
+def token_of(text: str) -> bytes:
+    """The token that `token_text` showed; ValueError with a sentence for anything else."""
+    if not _TOKEN.fullmatch(text) or len(text) % 4 == 1:
+        raise ValueError(f"{text[:40]!r} is no token; one is printed by every command with --session")
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
 def shorten(data: bytes, width: int) -> str:
     """Bytes for a table: readable, and no wider than this."""
     text = escape(data[: 4 * width])
@@ -66,6 +80,23 @@ def pairs(rows: Iterable[tuple[str, object]]) -> list[str]:
     shown = [(name, _cell(value)) for name, value in rows]
     width = max((len(name) for name, _ in shown), default=0)
     return [f"{name:<{width}}  {value}".rstrip() for name, value in shown]
+
+
+def outline(facts: Mapping[str, Any], depth: int = 0) -> list[str]:
+    """Nested facts: a name and a value a line, what belongs to a name below it and to the right."""
+    lines: list[str] = []
+    plain = {name: value for name, value in facts.items() if not isinstance(value, Mapping)}
+    shown = dict(zip(plain, pairs((name, _one_line(value)) for name, value in plain.items()), strict=True))
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            lines += [name + ("" if value else "  none"), *outline(value, 1)]
+        else:
+            lines.append(shown[name])
+    return ["  " * depth + line for line in lines]
+
+
+def _one_line(value: object) -> object:
+    return ", ".join(map(_cell, value)) or "none" if isinstance(value, list | tuple) else value
 
 
 def _line(row: Sequence[str], widths: Sequence[int], rights: Sequence[bool]) -> str:

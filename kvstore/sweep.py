@@ -1,7 +1,8 @@
 """What time takes away: values that expire, and tombstones that nothing can need any more.
 
 An expired value *is* a tombstone of the same version from its deadline on; every site comes to that by itself, no
-message says so and no origin must be alive (SAFETY 17). The sweep only makes it so on disk.
+message says so and no origin must be alive (SAFETY 17). The sweep only makes it so on disk. Where keys have siblings
+there are no tombstones: an expired one goes, and its siblings stay.
 
 A tombstone keeps an older write that is still under way from bringing the key back. It may go when no older write can
 come: clocks rise along each link, so each peer's last word promises that nothing older follows, and when the least of
@@ -46,7 +47,9 @@ def _expire(keys: Keys, view: Snapshot, batch: Batch, now_ms: int) -> None:
             record = keys.record(key)
         except CorruptRecord:  # whoever reads it is told; a sweep leaves it alone
             continue
-        if record is not None and record.value is not None and record.expires_ms == deadline_ms:
+        if keys.is_siblings(key):
+            keys.expire(key, now_ms)
+        elif record is not None and record.value is not None and record.expires_ms == deadline_ms:
             keys.put(key, record._replace(value=None))
         batch.deletes.append(("tombstones", mark))
 

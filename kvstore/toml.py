@@ -83,11 +83,11 @@ class Table:
             name = next(iter(self._content))
             yield name, expect(self._content.pop(name), kind, f"{self.path}.{quoted(name)}")
 
-    def finish(self) -> None:
+    def finish(self, why: str = "is unknown") -> None:
         """What is left now is nothing that we know."""
         for name in self._content:
             close = difflib.get_close_matches(name, self._known, n=1)
-            raise wrong(self.key(name), f"is unknown; did you mean {close[0]}?" if close else "is unknown")
+            raise wrong(self.key(name), f"is unknown; did you mean {close[0]}?" if close else why)
 
 
 def expect(value: object, kind: type[T], key: str) -> T:

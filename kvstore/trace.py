@@ -63,7 +63,7 @@ class Trace:
         self._age_max_ns = limits.trace_segment_ms_max * 1_000_000
         self._with_keys = with_keys
         self._alarm = alarm
-        self._holds = Holds(cluster.protocol)
+        self._holds = Holds()
         self.lost = 0  # rows thrown away, since the process started
         self.trouble = ""  # why the trace has ended before its time
         self._is_closed = False

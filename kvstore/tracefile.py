@@ -41,10 +41,13 @@ def segments_in(folder: Path | str, site: str | None = None) -> list[tuple[int, 
 
 
 def write_segment(folder: Path, segment: Segment, origin: Origin) -> Path:
-    """Seal: all of it is there under its name, and survives a power loss, or nothing is."""
-    table = to_table(segment, origin)
-    path = folder / segment_name(origin.names[origin.site], origin.incarnation, segment.first)
-    unsealed = folder / unsealed_name(path.name)
+    name = segment_name(origin.names[origin.site], origin.incarnation, segment.first)
+    return seal(folder, name, to_table(segment, origin))
+
+
+def seal(folder: Path, name: str, table: Any) -> Path:
+    """All of it is there under its name, and survives a power loss, or nothing is."""
+    path, unsealed = folder / name, folder / unsealed_name(name)
     try:
         with unsealed.open("wb") as file:
             load_pyarrow().parquet.write_table(table, file, compression="zstd")

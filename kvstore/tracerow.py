@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from causal.blocks import Reader
 from causal.errors import CausalError
-from causal.model import Dot, Mask, Site, sites_of
+from causal.model import Mask, Site, sites_of
 from kvstore.effects import Event, Moment
 from kvstore.errors import ConfigError
 from kvstore.holds import CAUSES, Hold
+from kvstore.past import Seen
 
 SCHEMA_VERSION = 1  # greater when a column changes its meaning or goes; new columns at the end do not count
 METADATA = "kvstore."  # in front of the names in a file's own metadata
@@ -89,14 +90,14 @@ _NULL = (1 << 64) - 1  # in memory; in the file such a number, like any that is 
 _GREATEST = {"int32": (1 << 31) - 1, "int64": (1 << 63) - 1}
 
 
-def load_pyarrow() -> Any:
+def load_pyarrow(what: str = "trace") -> Any:
     try:
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
-        why = "a trace needs pyarrow, which is not installed; pip install 'causal-kvstore[trace]' brings it"
-        raise ConfigError(why, file="", key="trace", why=why) from None
+        why = f"a {what} needs pyarrow, which is not installed; pip install 'causal-kvstore[trace]' brings it"
+        raise ConfigError(why, file="", key=what, why=why) from None
     return pyarrow
 
 
@@ -146,7 +147,8 @@ class Segment:
         self.opened_ns = 0  # of its first row, by the monotonic clock
         self.numbers = {name: array("Q") for name in _NUMBERS}
         self.destinations: list[Mask] = []
-        self.depends_on: list[tuple[Dot, ...]] = []
+        self.depends_on: list[Seen] = []
+        self.session: list[str] = []
         self.keys: list[tuple[bytes, ...]] = []
         self.witness: list[bytes] = []
 
@@ -177,6 +179,7 @@ class Segment:
         put["hold_cause"].append(_NULL if hold is None else _CAUSE_CODES[hold.cause])
         self.destinations.append(event.to)
         self.depends_on.append(event.depends_on)
+        self.session.append(event.session)
         self.keys.append(event.keys if keys else ())
         self.witness.append(event.witness if kind in WITH_WITNESS else b"")
 
@@ -213,7 +216,6 @@ def _column(pa: Any, column: Column, segment: Segment, origin: Origin) -> Any:
         "sites": len(origin.names),
         "site": origin.site,
         "incarnation": origin.incarnation,
-        "session": None,  # no session has a token yet
     }
     type_ = _types(pa)[column.type]
     match name:
@@ -226,7 +228,9 @@ def _column(pa: Any, column: Column, segment: Segment, origin: Origin) -> Any:
             return _struct(pa, name, type_, segment)
         case "destinations":
             return pa.array(_sites(segment.destinations), type_)
-        case "depends_on" | "keys":
+        case "depends_on":  # one that depends on nothing has an empty list; null is not known
+            return pa.array(segment.depends_on, type_)
+        case "keys" | "session":
             return pa.array([one or None for one in getattr(segment, name)], type_)
         case "witness":
             return pa.array([_vector(one, len(origin.names)) for one in segment.witness], type_)

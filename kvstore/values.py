@@ -6,6 +6,7 @@ must be nothing. `Put`, `Delete` and `Get` are calls as values, to hand over man
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,8 +14,8 @@ from causal.model import Dot
 from kvstore.effects import ABSENT
 from kvstore.update import Version
 
-__all__ = ["ABSENT", "Change", "Delete", "Dot", "Entry", "Get", "Position", "Put", "Sibling", "Version"]
-__all__ += ["Written", "WrittenBatch"]
+__all__ = ["ABSENT", "Change", "Delete", "Dot", "Entry", "Get", "Position", "Put", "Read", "ReadMany", "Sibling"]
+__all__ += ["Version", "Written", "WrittenBatch"]
 
 
 class Sibling(NamedTuple):
@@ -33,6 +34,32 @@ class Entry(NamedTuple):
     version: Version
     expires_ms: int = 0  # wall clock; 0 is never
     siblings: tuple[Sibling, ...] = ()  # empty where keys merge by lww
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """Its own and its siblings': all that a write that has seen this entry replaces."""
+        return (self.version, *[one.version for one in self.siblings])
+
+
+class Read(NamedTuple):
+    """What a read found, where, and how old that may be."""
+
+    entry: Entry | None  # None: there is nothing under the key
+    site: str
+    commit: int  # the newest of that site that it includes
+    staleness_ms: int | None = None  # all that was written anywhere longer ago is included; None: nobody can say
+
+
+class ReadMany(NamedTuple):
+    """The same for many keys, all read at one moment; what is not there is left out."""
+
+    entries: dict[bytes, Entry]
+    site: str
+    commit: int
+    staleness_ms: int | None = None
+
+
+Replaces = Entry | Iterable[Version]  # what a write replaces where keys merge by siblings: all that the writer has seen
 
 
 class Written(NamedTuple):
@@ -60,11 +87,13 @@ class Put(NamedTuple):
     value: bytes
     ttl_ms: int | None = None  # None is for ever
     expect: Version | None = None  # only if the key has this version at the replica that is asked; ABSENT: nothing
+    replaces: Replaces | None = None  # None: in a session what it last saw of the key, else nothing
 
 
 class Delete(NamedTuple):
     key: bytes
     expect: Version | None = None
+    replaces: Replaces | None = None  # None: in a session what it last saw of the key, else all that is there
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class FalseCausality(Multicast[Meant]):
     paper = "Gambhire and Kshemkalyani 2000, figure 3"
     carries = "two n x n matrices, SENT_PREV and SENT_CONC, and a link number"
     promise = "causal order among messages that are meant to depend on each other"
+    heeds_meaning = True
 
     def __init__(self, site: Site, sites: int) -> None:
         super().__init__(site, sites)

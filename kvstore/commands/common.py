@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
 from kvstore.config import Cluster, load_cluster
 from kvstore.errors import AddressTaken, ConfigError, KvError, SnapshotGone, UnknownSite
-from kvstore.show import milliseconds
+from kvstore.show import milliseconds, token_of, token_text
 from kvstore.update import unescape
 
 if TYPE_CHECKING:
-    from kvstore.client import Client
+    from kvstore.client import Client, Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +40,7 @@ class Exit(IntEnum):
     CORRUPT = 5
 
 
+NEW = "new"  # the token of a session that begins
 INTERRUPTED = 130  # as shells have it: ended by Ctrl-C
 PIPE_CLOSED = 141  # as shells have it: nobody reads the output any more
 
@@ -88,6 +89,7 @@ class Ask:
     site: str | None
     output: Output
     timeout_s: float
+    token: bytes | None = None  # of the session; empty: one that begins; None: no session
 
     def cluster(self) -> Cluster:
         if self.cluster_file is None:
@@ -110,15 +112,31 @@ class Ask:
             yield client
 
     @contextmanager
-    def connect_to_write(self) -> Iterator[Client]:
+    def store(self) -> Iterator[Client | Session]:
+        """The keys: with the session that was named, if one was."""
+        with self.connect() as client:
+            yield client if self.token is None else client.session(self.token)
+
+    @contextmanager
+    def store_to_write(self) -> Iterator[Client | Session]:
         """The same; an error that leaves it open whether the write was done says so."""
         try:
-            with self.connect() as client:
-                yield client
+            with self.store() as store:
+                yield store
         except KvError as error:
             if error.definite:
                 raise
             fail(exit_code(error), f"{error}; the write may have been done all the same")
+
+    def told(self, store: Client | Session, **facts: object) -> dict[str, object]:
+        """Facts beside the answer, and the session's new token: for the JSON that is printed, else on standard error."""
+        if self.token is not None:
+            facts["session"] = token_text(cast("Session", store).token())
+        if self.output is Output.JSON:
+            return facts
+        for name, value in facts.items():
+            click.echo(f"{name}: {'unknown' if value is None else value}", err=True)
+        return {}
 
 
 def _default_output() -> str:
@@ -160,7 +178,24 @@ site_option = click.option(
     metavar="NAME",
     help="The replica to ask. Without it: any that answers; `status` and `explain` ask all.",
 )
-session_option = click.option("--session", metavar="TOKEN", help="The session's token. Not in this version yet.")
+
+
+def _token(_context: click.Context, _parameter: click.Parameter, text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        return b"" if text == NEW else token_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+session_option = click.option(
+    "--session",
+    "token",
+    callback=_token,
+    metavar="TOKEN",
+    help="Go on with the session of this token, as the command before printed it; `new` begins one.",
+)
 escape_option = click.option(
     "-e",
     "--escape",
@@ -176,16 +211,18 @@ def asking_for(timeout: str) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         @cluster_option
         @site_option
-        @session_option
         @output_option
         @duration_option("--timeout", default=timeout, show_default=True, help="How long to try to get an answer.")
         @wraps(command)
         def asked(
-            cluster_file: Path | None, site: str | None, session: str | None, output: str, timeout: int, **rest: Any
+            cluster_file: Path | None,
+            site: str | None,
+            output: str,
+            timeout: int,
+            token: bytes | None = None,
+            **rest: Any,
         ) -> Any:
-            if session is not None:
-                fail(Exit.REFUSED, "this version has no sessions yet; leave --session out")
-            return command(Ask(cluster_file, site, Output(output), timeout / 1000), **rest)
+            return command(Ask(cluster_file, site, Output(output), timeout / 1000, token), **rest)
 
         return asked  # type: ignore[return-value]
 
@@ -193,6 +230,11 @@ def asking_for(timeout: str) -> Callable[[F], F]:
 
 
 asking = asking_for("10s")
+
+
+def asking_keys(command: F) -> F:
+    """The same for those that can be part of a session."""
+    return session_option(asking(command))
 
 
 def raw(text: str, *, is_escaped: bool) -> bytes:

@@ -15,6 +15,7 @@ from causal import PROTOCOLS
 from kvstore.commands.common import Exit, Output, fail, output_option, print_json, print_lines
 from kvstore.config import Durability
 from kvstore.show import table
+from kvstore.update import unescape
 
 if TYPE_CHECKING:
     from kvstore.cluster import LocalCluster, SiteState
@@ -65,6 +66,19 @@ def _numbers(_context: click.Context, _parameter: click.Parameter, values: Seque
     return numbers
 
 
+def _merges(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> dict[bytes, str]:
+    merges = {}
+    for value in values:
+        prefix, equals, name = value.rpartition("=")
+        if not equals:
+            raise click.BadParameter(f"{value!r} is not of the form PREFIX=MERGE")
+        try:
+            merges[unescape(prefix)] = name
+        except ValueError as error:
+            raise click.BadParameter(f"{value!r}: {error}") from None
+    return merges
+
+
 def _names(_context: click.Context, _parameter: click.Parameter, text: str | None) -> list[str] | None:
     return None if text is None else text.split(",")
 
@@ -81,6 +95,13 @@ def _names(_context: click.Context, _parameter: click.Parameter, text: str | Non
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Which sites hold which keys: the table [placement] of a cluster file.  [default: all hold all]",
+)
+@click.option(
+    "--merge",
+    multiple=True,
+    callback=_merges,
+    metavar="PREFIX=MERGE",
+    help="How keys merge: lww, or siblings, which keeps concurrent values.  [default: lww]",
 )
 @click.option("--link-delay-ms", type=click.FloatRange(0, 60_000), metavar="M", help="What every link adds.")
 @click.option(

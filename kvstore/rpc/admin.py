@@ -112,7 +112,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """The first response is empty: from now on nothing is missed without being counted."""
         node = self.node
         name = node.site.name
-        rows = Rows(node, request.kinds, mono_ns=time.monotonic_ns())
+        rows = Rows(node, request.kinds)
         with node.events.open() as reader:
             yield event_pb2.EventsResponse(site=name)
             while not reader.is_closed:
@@ -176,9 +176,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @answered
     async def Snapshot(self, request: admin_pb2.SnapshotRequest, context: Context) -> admin_pb2.SnapshotResponse:  # noqa: N802
-        lease = self.node.leases.open(request.lease_ms)
+        node = self.node
+        lease = node.leases.open(request.lease_ms)
+        lease.committed = node.loop.committed(lease.number)
+        token = b""
+        if lease.committed.past is not None:
+            await node.sessions.durable(lease.number, time.monotonic() + lease.lease_ms / 1000)
+            token = node.sessions.seal.seal(lease.committed.past)
         return admin_pb2.SnapshotResponse(
-            lease_ms=lease.lease_ms, site=self.node.site.name, commit=lease.number, snapshot=lease.handle
+            lease_ms=lease.lease_ms, site=node.site.name, commit=lease.number, snapshot=lease.handle, session=token
         )
 
     @answered

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 from kvstore.limits import MIB
 from kvstore.rpc.admin import AdminService, Health, add_reflection
+from kvstore.rpc.answering import Answering
 from kvstore.rpc.server import make_server
 from kvstore.rpc.service import KeyValueService
+from kvstore.rpc.watch import Watching
 from kvstore.v1 import admin_pb2_grpc, kv_pb2_grpc
 
 if TYPE_CHECKING:
@@ -19,17 +21,28 @@ CLIENT_SLACK_BYTES = MIB  # what a request may have beside its keys and values
 class Doors:
     def __init__(self, node: Node, *, reflection: bool) -> None:
         limits = node.cluster.limits
-        service = KeyValueService(
+        answering = Answering(
+            node.cluster,
+            node.site,
+            node.loop,
+            node.storage,
+            node.leases,
+            node.sessions,
+            node.forwarding,
+            node.clock_ms,
+            node.now_ms,
+        )
+        watching = Watching(
             node.cluster,
             node.site,
             node.replica,
             node.loop,
             node.storage,
             node.feed,
-            node.leases,
-            node.metrics,
-            node.clock_ms,
+            answering.decode,
+            node.sessions,
         )
+        service = KeyValueService(node.cluster, node.site, answering, watching, node.metrics)
         self._node = node
         self._health = Health()
         self._clients = make_server(limits.message_bytes_max + CLIENT_SLACK_BYTES, node.site.client, "clients")
@@ -38,6 +51,7 @@ class Doors:
         admin_pb2_grpc.add_AdminServicer_to_server(AdminService(node), self._clients)
         self._health.join(self._clients)
         node.peering.join(self._peers)
+        node.forwarding.join(self._peers, answering)
         if reflection:
             add_reflection(self._clients)
 

@@ -3,6 +3,8 @@
 An event is a row of the trace, so it is made as the trace makes it: a message that a turn sent, delivered or applied is
 also committed by it, and a row of its own says so. How long a message was held is known here for all that began while
 somebody read, and for what was held already when the reader came.
+
+A list cannot be null here. What depends on nothing is not `semantic`; of what is, an empty `depends_on` is not known.
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ from causal.model import Dot, sites_of
 from kvstore.effects import Event, Happened
 from kvstore.errors import BadRequest
 from kvstore.explain import ChainStep, Explained
-from kvstore.holds import CAUSES, Hold, Holds
+from kvstore.holds import CAUSES, Hold
 from kvstore.v1 import event_pb2, model_pb2
 
 if TYPE_CHECKING:
     from kvstore.node import Node
 
-MS = 1_000_000  # nanoseconds
 KEPT = ("sent", "delivered", "applied")  # kinds that a commit makes last
 
 _KINDS = {kind.removeprefix("KIND_").lower(): number for kind, number in event_pb2.Event.Kind.items()}
@@ -34,19 +35,15 @@ def pb_dot(dot: tuple[int, int]) -> model_pb2.Dot:
 class Rows:
     """The events for one reader."""
 
-    def __init__(self, node: Node, kinds: Sequence[event_pb2.Event.Kind.ValueType], *, mono_ns: int) -> None:
+    def __init__(self, node: Node, kinds: Sequence[event_pb2.Event.Kind.ValueType]) -> None:
         known = event_pb2.Event.Kind.values()
         if any(kind not in known or kind == event_pb2.Event.KIND_UNSPECIFIED for kind in kinds):
             raise BadRequest(why=f"there are no events of the kinds {list(kinds)}", field="kinds")
         self._kinds = frozenset(kinds)
         self._site = node.site.number
         self._incarnation = node.replica.incarnation
-        self._holds = Holds(node.cluster.protocol)
+        self._holds = node.metrics.holds.copy()
         self._index = 0
-        now_ms = node.now_ms()
-        for message, missing in node.replica.ordering.held:
-            since_ns = mono_ns - max(0, now_ms - node.replica.held[message.dot].since_ms) * MS
-            self._holds.begin(Event("held", message.dot, message.dot.site, missing=missing), since_ns)
 
     def skip(self, lost: int) -> None:
         """So many were lost; they keep their places."""
@@ -82,13 +79,14 @@ class Rows:
             destinations=sites_of(event.to),
             is_extra=is_extra,
             semantic=event.semantic,
-            depends_on=map(pb_dot, event.depends_on),
+            depends_on=map(pb_dot, event.depends_on or ()),
             time_wall_ns=at.wall_ns,
             time_mono_ns=at.mono_ns,
             control_bytes=event.control_bytes,
             units=event.units,
             payload_bytes=event.payload_bytes,
             updates=event.updates,
+            session=event.session,
         )
         if event.peer != self._site:
             row.link, row.link_number = event.peer, event.number

@@ -30,8 +30,8 @@ def hello_frame(hello: Greeting) -> bytes:
 def batch_frame(envelopes: list[Envelope]) -> bytes:
     frame = LinkRequest()
     add = frame.batch.envelopes.add
-    for number, time, control, payload, witness in envelopes:
-        add(number=number, control=control, payload=payload, time=time, witness=witness)
+    for number, time, control, payload, witness, meant in envelopes:
+        add(number=number, control=control, payload=payload, time=time, witness=witness, meant=meant)
     return frame.SerializeToString()
 
 
@@ -54,7 +54,7 @@ def envelopes_of(batch: peer_pb2.MessageBatch) -> list[Envelope]:
     envelopes = batch.envelopes
     if not 0 < len(envelopes) <= ENVELOPES_MAX:
         raise BadRequest(why=f"a frame of {len(envelopes)} messages; it must have from 1 to {ENVELOPES_MAX}")
-    return [Envelope(one.number, one.time, one.control, one.payload, one.witness) for one in envelopes]
+    return [Envelope(one.number, one.time, one.control, one.payload, one.witness, one.meant) for one in envelopes]
 
 
 # From the receiver

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
 import grpc
 
+from causal.blocks import Reader
 from causal.model import Site
 from kvstore.backlog import Backlog
 from kvstore.config import Cluster, SiteConfig
@@ -28,6 +30,7 @@ from kvstore.effects import Envelope, Greeted
 from kvstore.errors import ClusterMismatch, Internal, KvError, Unavailable
 from kvstore.hello import Accepted, Refusal, greeting, is_forgetful, judge_reply, refused
 from kvstore.loop import Loop
+from kvstore.past import Past
 from kvstore.replica import Replica
 from kvstore.rpc import frames
 from kvstore.rpc.ends import HELLO_S_MAX, STEADY_S, Alarming, Counting, LinkState, Parts
@@ -58,11 +61,12 @@ log = logging.getLogger("kvstore.links")
 class OutLink:
     """The link to one peer, for as long as the replica runs."""
 
-    def __init__(self, parts: Parts, peer: Site) -> None:
+    def __init__(self, parts: Parts, peer: Site, spoken: Callable[[], int]) -> None:
         self.state = LinkState(trouble="it was not dialed yet")
         self._parts = parts
         self._peer = peer
         self._name = parts.name(peer)
+        self._spoken = spoken
         # All that was on disk when we started may have been sent before.
         self._said_at_start = parts.replica.links[peer].sent
         self.backlog = Backlog(peer, parts.storage, parts.cluster.limits, said=self._said_at_start)
@@ -141,7 +145,7 @@ class OutLink:
         reply = frames.reply_of(data)
         if isinstance(reply, Refusal):
             raise refused(reply, name=name, peer=self._name)
-        error = judge_reply(replica, hello, reply, clock=replica.ordering.clock)
+        error = judge_reply(replica, hello, reply, clock=self._spoken())
         if error is not None:
             raise error
         return reply
@@ -222,7 +226,8 @@ class Links:
     ) -> None:
         parts = Parts(cluster, site, replica, loop, storage, shape, alarms, metrics, wall_ms)
         self._parts = parts
-        self._links = {peer: OutLink(parts, peer) for peer in replica.links}
+        self._newest = replica.ordering.clock  # of our messages, that was on disk when we started or in a token since
+        self._links = {peer: OutLink(parts, peer, self._spoken) for peer in replica.links}
         self._tasks: list[asyncio.Task[None]] = []
         shape.on_change(self._look)
 
@@ -233,6 +238,20 @@ class Links:
     def call(self, peer: Site) -> None:
         """A peer has said hello: whoever waits to dial it need not wait any longer."""
         self._links[peer].call()
+
+    def _spoken(self) -> int:
+        """The newest message of ours that anybody can have heard of.
+
+        Any of those on disk when we started; those put on a link since; and those that sessions carry about. What we
+        only made since then nobody knows: counted here, it would hide that an older message of that number was lost.
+        """
+        put = [link.backlog.newest[1] for link in self._links.values()]
+        dots = [Reader(control).head(len(self._parts.cluster.sites))[1] for control in put if control]
+        return max([self._newest, *(dot.seq for dot in dots)])
+
+    def told(self, past: Past) -> None:
+        """A session carries this away, and may tell any replica of it."""
+        self._newest = max(self._newest, past.context.highest(self._parts.site.number))
 
     def state(self, peer: Site) -> LinkState:
         link = self._links[peer]

@@ -77,7 +77,7 @@ class Sending:
             await self._sleep(wait_s)
             return
         self._beat_at = monotonic()
-        await self._put(frames.heartbeat_frame(self._parts.loop.said.time, self._parts.now_ms()), messages=0)
+        await self._put(frames.heartbeat_frame(self._parts.loop.promised(), self._parts.now_ms()), messages=0)
 
     async def _gather(self) -> None:
         until = self._framed_at + self._gather_s

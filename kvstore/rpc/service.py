@@ -1,8 +1,7 @@
 """The door for clients: keys and values at one replica.
 
-A write is decoded, checked, and asked of the corridor; it is answered when it is committed. A read does not enter the
-corridor: it looks at the last commit, here and now. Every call ends with an answer or with one error that clients know;
-a mistake of ours is logged with its trace, told as INTERNAL, and the replica goes on.
+Every call ends with an answer (answering.py) or with one error that clients know; a mistake of ours is logged with its
+trace, told as INTERNAL, and the replica goes on.
 
 Nothing waits without an end: calls under way are counted and bounded, and a call has a deadline, the client's or ours.
 When it passes, the client has given up, and what still waits in the inbox is not done; what was taken from there may
@@ -12,25 +11,21 @@ keep no other call out.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 from kvstore.config import Cluster, SiteConfig
-from kvstore.effects import Write, Written
-from kvstore.errors import DeadlineExceeded, Internal, KvError, TooManyWaiting, Unavailable
-from kvstore.feed import Feed
-from kvstore.leases import Leases
-from kvstore.loop import Loop, Results
-from kvstore.replica import Replica
-from kvstore.rpc.decode import Decoder
-from kvstore.rpc.reading import Reading
-from kvstore.rpc.watch import PROGRESS_S, Watching
-from kvstore.rpc.wire import Context, abort, send, to_error
-from kvstore.storage.contract import SnapshotEnded, Storage
+from kvstore.errors import Internal, KvError, TooManyWaiting, Unavailable
+from kvstore.rpc.answering import Answering
+from kvstore.rpc.pipelining import Pipelining
+from kvstore.rpc.reading import Look, Range
+from kvstore.rpc.watch import Watching
+from kvstore.rpc.wire import Context, abort, send
+from kvstore.sessions import Lack, Wanted
+from kvstore.storage.contract import SnapshotEnded
 from kvstore.v1 import kv_pb2, kv_pb2_grpc, watch_pb2
 
 log = logging.getLogger("kvstore.rpc")
@@ -90,127 +85,86 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self,
         cluster: Cluster,
         site: SiteConfig,
-        replica: Replica,
-        loop: Loop,
-        storage: Storage,
-        feed: Feed,
-        leases: Leases,
+        answering: Answering,
+        watching: Watching,
         metrics: CallMetrics,
-        clock_ms: Callable[[], int],
-        *,
-        progress_s: float = PROGRESS_S,
     ) -> None:
         limits = cluster.limits
         self.metrics = metrics
         most = {"calls": limits.calls_max, "scans": limits.calls_max, "watches": limits.watches_max}
         self.places = {kind: Places(number, kind) for kind, number in most.items()}
         self._site = site.name
-        self._loop = loop
+        self._answering = answering
+        self._pipelining = Pipelining(site, answering)
+        self._watching = watching
         self._deadline_default_s = limits.deadline_default_ms / 1000
         self._deadline_max_s = limits.deadline_max_ms / 1000
-        self._decode = Decoder(cluster, site)
-        self._reading = Reading(site, storage, leases, limits, clock_ms)
-        self._watching = Watching(cluster, site, replica, loop, storage, feed, self._decode, progress_s=progress_s)
 
-    # Writes
-
-    @answered
-    async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:  # noqa: N802
-        written = await self._write(self._decode.put(request), context)
-        response = kv_pb2.PutResponse(site=self._site, commit=written.commit)
-        version = response.version
-        version.time, version.site = written.versions[0]
-        return response
-
-    @answered
-    async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:  # noqa: N802
-        written = await self._write(self._decode.delete(request), context)
-        response = kv_pb2.DeleteResponse(site=self._site, commit=written.commit)
-        version = response.version
-        version.time, version.site = written.versions[0]
-        return response
-
-    @answered
-    async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:  # noqa: N802
-        written = await self._write(self._decode.batch(request), context)
-        response = kv_pb2.BatchResponse(site=self._site, commit=written.commit)
-        for time, site in written.versions:
-            response.versions.add(time=time, site=site)
-        return response
-
-    async def _write(self, write: Write, context: Context) -> Written:
-        (result,) = await self._ask((write,), context)
-        if isinstance(result, KvError):
-            raise result.with_traceback(None)  # one that stands for many calls must not gather all their frames
-        return result
-
-    async def _ask(self, writes: Sequence[Write], context: Context) -> Results:
+    def _deadline_s(self, context: Context) -> float:
+        """By the monotonic clock: the client's deadline, or ours."""
         left_s: float | None = context.time_remaining()
-        seconds = self._deadline_default_s if left_s is None else min(left_s, self._deadline_max_s)
-        answer = self._loop.ask(writes)
-        timer = asyncio.get_running_loop().call_later(seconds, answer.cancel)  # what is still in the inbox is not done
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the client went away
-            waiting_for = "the write was handed over and may still be done"
-            raise DeadlineExceeded(timeout_ms=round(seconds * 1000), waiting_for=waiting_for) from None
-        finally:
-            timer.cancel()
-
-    @answered
-    async def Pipeline(self, request: kv_pb2.PipelineRequest, context: Context) -> kv_pb2.PipelineResponse:  # noqa: N802
-        """The writes first, all in one question to the corridor; then the reads, all from one snapshot."""
-        plan = self._decode.pipeline(request)
-        writes = [one for one in plan if isinstance(one, Write)]
-        results = iter(await self._ask(writes, context) if writes else ())
-        response = kv_pb2.PipelineResponse(site=self._site)
-        gets = []
-        for call, one in zip(request.calls, plan, strict=True):
-            result = response.results.add()
-            if isinstance(one, bytes):
-                gets.append((one, result))
-                continue
-            outcome = next(results) if isinstance(one, Write) else one
-            if isinstance(outcome, KvError):
-                result.error.CopyFrom(to_error(outcome))
-                continue
-            answer = result.put if call.HasField("put") else result.delete
-            answer.commit = outcome.commit
-            version = answer.version
-            version.time, version.site = outcome.versions[0]
-            response.commit = max(response.commit, outcome.commit)
-        if gets:
-            response.commit = max(response.commit, self._reading.answer(gets))
-        return response
-
-    # Reads
+        return monotonic() + (self._deadline_default_s if left_s is None else min(left_s, self._deadline_max_s))
 
     @answered
     async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:  # noqa: N802
-        return self._reading.get(self._decode.get(request))
+        return await self._answering.get(request, self._deadline_s(context))
 
     @answered
     async def GetMany(self, request: kv_pb2.GetManyRequest, context: Context) -> kv_pb2.GetManyResponse:  # noqa: N802
-        return self._reading.get_many(self._decode.get_many(request), request.snapshot)
+        return await self._answering.get_many(request, self._deadline_s(context))
+
+    @answered
+    async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:  # noqa: N802
+        return await self._answering.put(request, self._deadline_s(context))
+
+    @answered
+    async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:  # noqa: N802
+        return await self._answering.delete(request, self._deadline_s(context))
+
+    @answered
+    async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:  # noqa: N802
+        return await self._answering.batch(request, self._deadline_s(context))
+
+    @answered
+    async def Pipeline(self, request: kv_pb2.PipelineRequest, context: Context) -> kv_pb2.PipelineResponse:  # noqa: N802
+        return await self._pipelining.answer(request, self._deadline_s(context))
 
     # Streams are written response by response: so we, and not a collector of garbage, decide when they end
 
     @answered
     async def Scan(self, request: kv_pb2.ScanRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        start, stop = self._decode.scan(request)
-        page, rest = self._reading.page(self._reading.range(request, start, stop), request.snapshot)
-        await send(context, page)
+        answering, reading = self._answering, self._answering.reading
+        start, stop = answering.decode.scan(request)
+        wanted = answering.decode.wanted(request)
+        rest: Range | None = reading.range(request, start, stop)
+        is_first = True
         while rest is not None:
-            page, rest = self._reading.page(rest, request.snapshot)
-            if rest is not None or page.entries:
+            page, rest = await self._page(rest, request.snapshot, wanted, context)
+            if is_first or rest is not None or page.entries or page.session:  # that nothing follows was seen, too
                 await send(context, page)
+            is_first = False
+            if page.session:
+                wanted = wanted._replace(past=answering.sessions.seal.open(page.session))
+
+    async def _page(
+        self, wanted_rows: Range, handle: bytes, wanted: Wanted, context: Context
+    ) -> tuple[kv_pb2.ScanResponse, Range | None]:
+        left: list[Range | None] = []
+
+        def read(asked_ms: int) -> tuple[kv_pb2.ScanResponse, Look] | Lack:
+            answer = self._answering.reading.page(wanted_rows, handle, wanted, asked_ms)
+            if isinstance(answer, Lack):
+                return answer
+            page, look, rest = answer
+            left.append(rest)
+            return page, look
+
+        page = await self._answering.read(read, wanted, self._deadline_s(context))
+        return page, left[-1]
 
     @answered
     async def Watch(self, request: watch_pb2.WatchRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        await self._watching.watch(request, context)
+        await self._watching.watch(request, context, self._deadline_s(context))
 
     # Errors
 

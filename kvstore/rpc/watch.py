@@ -21,11 +21,13 @@ from kvstore.errors import BadRequest, CorruptRecord, MalformedUpdate, PositionT
 from kvstore.feed import Feed
 from kvstore.layout import index_key, index_of
 from kvstore.loop import Loop
+from kvstore.past import Past
 from kvstore.replica import Replica
 from kvstore.rpc.decode import Decoder
 from kvstore.rpc.wire import Context, send
+from kvstore.sessions import Seen, Sessions
 from kvstore.storage.contract import Snapshot, Storage
-from kvstore.update import Update, unpack_change
+from kvstore.update import Change, unpack_change
 from kvstore.v1 import watch_pb2
 
 PROGRESS_S = 2.0  # without a response; beyond it: one that only says how far the watch has come
@@ -35,7 +37,7 @@ PUT, DELETE = watch_pb2.Change.KIND_PUT, watch_pb2.Change.KIND_DELETE
 class Row(NamedTuple):
     index: int  # type: ignore[assignment]  # tuple's own `index` has no use here
     dot: Dot
-    updates: list[Update]
+    updates: list[Change]
 
 
 class Page(NamedTuple):
@@ -60,6 +62,7 @@ class Watching:
         storage: Storage,
         feed: Feed,
         decoder: Decoder,
+        sessions: Sessions,
         *,
         progress_s: float = PROGRESS_S,
     ) -> None:
@@ -70,22 +73,25 @@ class Watching:
         self._storage = storage
         self._feed = feed
         self._decoder = decoder
+        self._sessions = sessions
         self._progress_s = progress_s
         self._page = Page(0, 0, [])  # the newest that was read: watchers who are up to date all want the same
 
-    async def watch(self, request: watch_pb2.WatchRequest, context: Context) -> None:
-        self._decoder.check_past(request)
-        prefix = self._decoder.prefix(request.prefix)
+    async def watch(self, request: watch_pb2.WatchRequest, context: Context, deadline_s: float) -> None:
+        """`deadline_s` is for what must be here before the watch begins."""
+        prefix = self._decoder.held_prefix(request.prefix)
+        wanted = self._decoder.wanted(request)
         self._feed.watches += 1
         try:
-            await self._follow(self._beginning(request), prefix, context)
+            await self._sessions.arrive(wanted, deadline_s)
+            await self._follow(self._beginning(request), prefix, wanted.past, context)
         finally:
             self._feed.watches -= 1
 
-    async def _follow(self, position: int, prefix: bytes, context: Context) -> None:
+    async def _follow(self, position: int, prefix: bytes, past: Past | None, context: Context) -> None:
         said = self._loop.said
         commit = said.number if position == said.changes else 0  # 0: while it catches up, that is not known
-        await send(context, self._response(position, commit))
+        await send(context, self._response(position, commit, past))
         told_s = time.monotonic()
         while not self._feed.is_closed:
             said, rows = self._loop.said, []
@@ -95,7 +101,7 @@ class Watching:
                 rows = page.rows
             if position == said.changes:
                 commit = said.number
-            response = self._response(position, commit)
+            response = self._response(position, commit, past)
             _fill(response, rows, prefix)
             if response.changes or time.monotonic() - told_s >= self._progress_s:
                 await send(context, response)
@@ -106,8 +112,12 @@ class Watching:
                 await self._feed.wait(position, max(0.0, told_s + self._progress_s - time.monotonic()))
         raise Stopping(site=self._site.name)
 
-    def _response(self, position: int, commit: int) -> watch_pb2.WatchResponse:
+    def _response(self, position: int, commit: int, past: Past | None) -> watch_pb2.WatchResponse:
+        """With the token of a session that has seen all that is durable here: what was shown is a part of it."""
         response = watch_pb2.WatchResponse(site=self._site.name, commit=commit)
+        if past is not None:
+            seen = Seen(self._loop.said.number, None)
+            response.session = self._sessions.seal.seal(self._sessions.after_read(past, seen))
         place = response.position
         place.site, place.incarnation, place.index = self._site.number, self._replica.incarnation, position
         return response

@@ -44,18 +44,21 @@ def version_of(version: model_pb2.Version) -> Version:
     return Version(version.time, version.site)
 
 
-def entry_of(key: bytes, record: Record) -> model_pb2.Entry:
-    """A record that is alive, as clients get it."""
+def entry_of(key: bytes, record: Record, *siblings: Record) -> model_pb2.Entry:
+    """What lives under a key, greatest version first, as clients get it."""
     entry = model_pb2.Entry()
-    fill(entry, key, record)
+    fill(entry, key, record, *siblings)
     return entry
 
 
-def fill(entry: model_pb2.Entry, key: bytes, record: Record) -> None:
+def fill(entry: model_pb2.Entry, key: bytes, record: Record, *siblings: Record) -> None:
     """The same, in its place in an answer: nothing is copied in, which halves the price."""
     version = entry.version
     (version.time, version.site), value, expires_ms, *_ = record
     entry.key, entry.value, entry.expires_ms = key, value or b"", expires_ms
+    for one in siblings:
+        shown = entry.siblings.add(value=one.value or b"", expires_ms=one.expires_ms)
+        shown.version.time, shown.version.site = one.version
 
 
 # Answers and errors of ours, on their way out

@@ -132,7 +132,7 @@ class PutRequest(message.Message):
     @builtins.property
     def replaces(self) -> containers.RepeatedCompositeFieldContainer[model_pb2.Version]:
         """The versions this write replaces, where keys merge by `siblings`: those that the client has seen. What is not
-        named stays beside the new value. Refused where keys merge by `lww`.
+        named stays beside the new value. Where keys merge by `lww` it has no effect: the greater version replaces all.
         """
 
     @builtins.property
@@ -224,7 +224,7 @@ class DeleteRequest(message.Message):
 
     @builtins.property
     def replaces(self) -> containers.RepeatedCompositeFieldContainer[model_pb2.Version]:
-        """The versions this delete replaces, as in PutRequest."""
+        """The versions this delete replaces, as in PutRequest; none: all that the replica has."""
 
     @builtins.property
     def freshness(self) -> model_pb2.Freshness:
@@ -742,6 +742,7 @@ class ScanRequest(message.Message):
     PAGE_SIZE_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    ONLY_HELD_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
     FRESHNESS_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
@@ -753,6 +754,10 @@ class ScanRequest(message.Message):
     """Only keys after this one: the `last_key` of the page where an earlier scan broke off. Empty: from the first."""
     limit: builtins.int
     """How many entries the whole scan gives at most; 0: all."""
+    only_held: builtins.bool
+    """Only what this replica holds. Without it, a scan over keys that are partly held elsewhere is refused: an answer
+    never leaves out a key without a word.
+    """
     session: builtins.bytes
     """The token of the session; empty: none."""
     snapshot: builtins.bytes
@@ -775,13 +780,14 @@ class ScanRequest(message.Message):
         page_size: builtins.int = ...,
         after: builtins.bytes = ...,
         limit: builtins.int = ...,
+        only_held: builtins.bool = ...,
         session: builtins.bytes = ...,
         freshness: model_pb2.Freshness | None = ...,
         snapshot: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["freshness", b"freshness", "keys", b"keys", "prefix", b"prefix", "range", b"range"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["after", b"after", "freshness", b"freshness", "keys", b"keys", "limit", b"limit", "page_size", b"page_size", "prefix", b"prefix", "range", b"range", "session", b"session", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["after", b"after", "freshness", b"freshness", "keys", b"keys", "limit", b"limit", "only_held", b"only_held", "page_size", b"page_size", "prefix", b"prefix", "range", b"range", "session", b"session", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_keys: _TypeAlias = typing.Literal["prefix", "range"]  # noqa: Y015
     _WhichOneofArgType_keys: _TypeAlias = typing.Literal["keys", b"keys"]  # noqa: Y015

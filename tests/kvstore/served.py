@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +15,18 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from kvstore.clock import time_ms
-from kvstore.effects import Happened
-from kvstore.errors import StorageFailed
+from kvstore.effects import Arrived, Envelope, Happened, Heard
+from kvstore.errors import KvError, StorageFailed, Unavailable
 from kvstore.feed import Feed
 from kvstore.leases import Leases
 from kvstore.limits import Limits
 from kvstore.loop import Loop, Outlet
 from kvstore.persist import open_replica
+from kvstore.rpc.answering import Answering
 from kvstore.rpc.service import KeyValueService
-from kvstore.storage.contract import Batch, Storage
+from kvstore.rpc.watch import Watching
+from kvstore.sessions import Sessions
+from kvstore.storage.contract import TABLES, Batch, Storage
 from kvstore.storage.lmdb import LmdbStorage
 from kvstore.storage.memory import MemoryStorage
 from kvstore.v1 import kv_pb2 as kv
@@ -62,39 +65,63 @@ class CallLog:
         self.calls.append((method, reason))
 
 
-class Served:
-    """`async with Served() as served:` and then `served.stub`. The storage outlives it: start another one on it."""
+class Holders:
+    """Other sites to ask: those that the test has put here, each by its number. Without any, nobody is there."""
 
-    def __init__(self, storage: Storage | None = None, *, sites: int = 1, **settings: Any) -> None:
+    def __init__(self) -> None:
+        self.there: dict[int, Served] = {}
+        self.asked: list[tuple[str, Any, int]] = []
+
+    async def ask(self, kind: str, request: Any, holders: int, deadline_s: float) -> Any:
+        self.asked.append((kind, request, holders))
+        for number, served in self.there.items():
+            if holders >> number & 1:
+                return await getattr(served.answering, kind)(request, deadline_s, is_forwarded=True)
+        raise Unavailable(site="everybody", why=f"nobody is asked for a {kind}")
+
+
+class Served:
+    """`async with Served() as served:` and then `served.stub`. The storage outlives it: start another one on it.
+
+    With several sites, this one is site `at`; what it has to say to the others lies in `sent` until `bring` takes it.
+    """
+
+    def __init__(self, storage: Storage | None = None, *, sites: int = 1, at: int = 0, **settings: Any) -> None:
         limits = {name: settings.pop(name) for name in list(settings) if hasattr(Limits, name)}
         self.progress_s = settings.pop("progress_s", 2.0)
         cluster = make_cluster(sites, settings.pop("protocol", "optimal"), limits=Limits(**limits))
         self.cluster = replace(cluster, **settings)
-        self.site = self.cluster.sites[0]
+        self.site = self.cluster.sites[at]
         self.storage = storage or MemoryStorage()
         self.now_ms = NOW_MS
         self.mono_s = 0.0
         self.metrics = CallLog()
-        self.sent: dict[int, list[Any]] = {}
+        self.sent: dict[int, list[Envelope]] = {}
+        self.brought: dict[int, int] = {}  # how many of them, by peer
+        self.holders = Holders()
 
     async def __aenter__(self) -> Served:
         with self.storage.snapshot() as view:
-            self.replica = open_replica(self.cluster, 0, view)
+            self.replica = open_replica(self.cluster, self.site.number, view)
         self.feed = Feed()
         self.leases = Leases(self.storage, self.cluster.limits, self.clock_ms, monotonic_s=lambda: self.mono_s)
         self.loop = Loop(self.replica, self.storage, self._outlet(), lambda: self.now_ms)
-        self.service = KeyValueService(
+        parts = (self.cluster, self.site, self.replica, self.loop, self.storage)
+        self.lost_memory: list[KvError] = []
+        self.sessions = Sessions(*parts, lambda: self.now_ms, self.lost_memory.append)
+        self.answering = Answering(
             self.cluster,
             self.site,
-            self.replica,
             self.loop,
             self.storage,
-            self.feed,
             self.leases,
-            self.metrics,
+            self.sessions,
+            self.holders,
             self.clock_ms,
-            progress_s=self.progress_s,
+            lambda: self.now_ms,
         )
+        watching = Watching(*parts, self.feed, self.answering.decode, self.sessions, progress_s=self.progress_s)
+        self.service = KeyValueService(self.cluster, self.site, self.answering, watching, self.metrics)
         self.server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 << 20)))
         kv_pb2_grpc.add_KeyValueServicer_to_server(self.service, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
@@ -117,11 +144,39 @@ class Served:
             await asyncio.wait_for(self.running, 10)
         self.leases.close()
 
+    async def bring(self, other: Served, most: int = 1 << 30) -> None:
+        """Carry what this replica has said to another one, at most so many messages, and wait until it is taken."""
+        here, there = self.site.number, other.site.number
+        first = self.brought.get(there, 0)
+        envelopes = self.sent.get(there, [])[first : first + most]
+        self.brought[there] = first + len(envelopes)
+        await other.loop.offer(here, [Arrived(here, envelope) for envelope in envelopes])
+        await until(lambda: other.replica.links[here].received >= first + len(envelopes) and other.is_idle)
+
+    async def beat(self, other: Served) -> None:
+        """A heartbeat to another one, behind everything that was brought."""
+        here = self.site.number
+        time = self.loop.promised()
+        await other.loop.offer(here, [Heard(here, time, self.now_ms)])
+        await until(lambda: other.replica.links[here].heard[1] == time and other.is_idle)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way: all that it has decided is durable and said."""
+        loop = self.loop
+        return not (loop._is_turning or loop._unsaid or loop._waiting())
+
+    def dump(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """Everything that is on its disk."""
+        with self.storage.snapshot() as view:
+            return {table: list(view.scan(table)) for table in TABLES}
+
     def clock_ms(self) -> int:
         return max(self.now_ms, time_ms(self.replica.clock.latest))
 
     def _outlet(self) -> Outlet:
         def happened(happened: Happened) -> None:
+            self.sessions.moved()
             self.feed.wake(self.loop.said.changes)
 
         return Outlet(
@@ -190,6 +245,21 @@ def run(story: Story, storage: Storage | None = None, **settings: Any) -> Served
 
     asyncio.run(whole())
     return served
+
+
+def run_all(story: Callable[..., Coroutine[Any, Any, None]], count: int = 2, **settings: Any) -> None:
+    """One story with several replicas of one cluster, on memory. What lies between them, the story carries."""
+    storages = settings.pop("storages", [None] * count)
+    sites = settings.pop("sites", count)
+
+    async def whole() -> None:
+        async with AsyncExitStack() as stack:
+            several = [Served(storages[at], sites=sites, at=at, **settings) for at in range(count)]
+            for one in several:
+                await stack.enter_async_context(one)
+            await asyncio.wait_for(story(*several), STORY_S)
+
+    asyncio.run(whole())
 
 
 async def put(served: Served, key: bytes, value: bytes = b"v", **more: Any) -> kv.PutResponse:

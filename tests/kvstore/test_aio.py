@@ -19,7 +19,6 @@ from kvstore.errors import (
     InboxFull,
     KeyEmpty,
     KvError,
-    NoSessions,
     NotHeldHere,
     PositionTooOld,
     SnapshotGone,
@@ -190,11 +189,14 @@ def test_wrong_use_is_said_before_anything_is_sent(script):
             (kv.put(b"k", b"v", request_id=b"i" * 65), BadRequest),
             (kv.delete(b"k", expect=ABSENT), BadRequest),
             (kv.get(b"k", timeout_s=-1), BadRequest),
+            (kv.get(b"k", freshness="session"), BadRequest),
+            (kv.put(b"k", b"v", replaces=[7]), TypeError),
+            (kv.put(b"k", b"v", depends_on=[]), BadRequest),
         ]:
             with pytest.raises(kind):
                 await wrong
-        with pytest.raises(NoSessions):
-            kv.session()
+        with pytest.raises(TypeError):
+            kv.session("token")
         with pytest.raises(BadRequest, match="tls"):
             connect("a:1", tls=object())  # type: ignore[arg-type]
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore.errors import Amnesia, KvError
 from kvstore.hello import Accepted
+from kvstore.past import Past
 from kvstore.rpc import frames
+from kvstore.rpc.links import Links
 from kvstore.storage.memory import MemoryStorage
+from kvstore.v1 import kv_pb2 as kv
+from kvstore.v1 import kv_pb2_grpc
+from kvstore.v1 import model_pb2 as model
+from tests.kvstore.running import running
+from tests.kvstore.running import until as until_so
 from tests.kvstore.town import Resident, listener, speaker, story, town, until
 
 A, B, C = range(3)
@@ -62,6 +71,81 @@ def test_writes_made_before_the_first_hello_do_not_hide_the_loss() -> None:
             await until(lambda: a.replica.fence)
 
     story(told)
+
+
+PLACED = {b"": ("a", "b", "c"), b"c/": ("c",)}
+
+
+@pytest.mark.parametrize("protocol", ["optimal", "matrix"])
+def test_writes_to_others_made_before_the_first_hello_do_not_hide_the_loss(protocol: str) -> None:
+    """b never got anything from a; that a has spoken before, it heard from c alone, and c is away now."""
+
+    async def told() -> None:
+        async with town(3, protocol=protocol, is_started=False) as those:
+            a, b, c = those
+            for one in those:
+                one.cluster = replace(one.cluster, placement=PLACED)
+                await one.start(one.server)
+            for _ in range(3):
+                await a.put(b"c/from a")
+            await until(lambda: c.value(b"c/from a"))
+            await until(lambda: c.replica.links[A].applied == 3)
+            await c.put(b"from c")
+            await until(lambda: b.value(b"from c"))
+            assert b.replica.links[A].applied == 0 and b.replica.known_seq(A) == 3
+            await c.stop()
+            await a.stop()
+            a.storage = MemoryStorage()
+            await a.start(links=False)
+            for _ in range(5):
+                await a.put(b"c/from a")
+            assert a.replica.ordering.clock == 5
+            a.run(a.links.run())
+            await until(lambda: a.replica.fence)
+            assert "b knows of message 3 of a, which remembers only 0" in await refused_writes(a)
+
+    story(told)
+
+
+def test_a_clock_that_counts_what_nobody_heard_of_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: the peer's word is compared with all that was made, said or not."""
+    monkeypatch.setattr(Links, "_spoken", lambda self: self._parts.replica.ordering.clock)
+    monkeypatch.setattr("tests.kvstore.test_amnesia.until", lambda condition: until_so(condition, 2))
+    with pytest.raises(AssertionError, match="did not happen"):
+        test_writes_to_others_made_before_the_first_hello_do_not_hide_the_loss("matrix")
+
+
+def a_session_tells_of_a_message_that_is_on_no_link_yet(folder: Path) -> None:
+    async def told() -> None:
+        placement = {b"c/": ("c",)}
+        async with running(folder, protocol="matrix", placement=placement, cut=(("a", "c"),)) as those:
+            a, b = (kv_pb2_grpc.KeyValueStub(those.channels[name]) for name in "ab")
+            await until_so(lambda: those["a"].links.state(B).connected)
+            session = model.Freshness(level=model.Freshness.LEVEL_SESSION)
+            written = await a.Put(kv.PutRequest(key=b"c/k", value=b"v", freshness=session), timeout=10)
+            await b.Put(kv.PutRequest(key=b"k", value=b"v", session=written.session), timeout=10)
+            assert those["b"].replica.known_seq(A) == 1 and those["a"].links.state(C).passed == 0
+            those.cut(("a", "c"), ("a", "b"))
+            await until_so(lambda: not those["a"].links.state(B).connected)
+            those.cut(("a", "c"))
+            await until_so(lambda: those["a"].links.state(B).connected or those["a"].replica.fence)
+            assert those["a"].replica.fence is None, "it has forgotten nothing"
+
+    story(told)
+
+
+def test_what_a_session_tells_before_it_is_on_a_link_is_no_amnesia(tmp_path: Path) -> None:
+    a_session_tells_of_a_message_that_is_on_no_link_yet(tmp_path)
+
+
+def test_links_that_do_not_heed_what_sessions_tell_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: only messages on links count as said."""
+
+    def deaf(self: Links, past: Past) -> None: ...
+
+    monkeypatch.setattr(Links, "told", deaf)
+    with pytest.raises(AssertionError, match="forgotten nothing"):
+        a_session_tells_of_a_message_that_is_on_no_link_yet(tmp_path)
 
 
 def test_a_receiver_that_lost_its_data_is_found_out_by_what_was_trimmed() -> None:

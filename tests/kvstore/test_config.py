@@ -90,7 +90,12 @@ GOOD: dict[str, tuple[str, Callable[[Cluster], object], object]] = {
         [b"", b"\xff\\", b"\x00\xc3\xa9"],
     ),
     "vector, full": (PLAIN.replace("optimal", "vector") + '"x" = ["c", "b", "a"]\n', lambda c: c.protocol, "vector"),
-    "merge": (PLAIN + '[merge]\n"cart/" = "lww"\n', lambda c: c.merge, {b"": "lww", b"cart/": "lww"}),
+    "merge": (
+        PLAIN + '[merge]\n"cart/" = "siblings"\n"cart/x" = "lww"\n',
+        lambda c: c.merge,
+        {b"": "lww", b"cart/": "siblings", b"cart/x": "lww"},
+    ),
+    "siblings everywhere": (PLAIN + '[merge]\n"" = "siblings"\n', lambda c: c.merge, {b"": "siblings"}),
     "links": (
         PLAIN + '[[link]]\nfrom = "a"\nto = "c"\ndelay_ms = 80\njitter_ms = 2.5\n[[link]]\nfrom = "c"\nto = "a"\n',
         lambda c: c.links,
@@ -126,7 +131,7 @@ CLUSTERS = st.builds(
     plain,
     cluster_id=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", fullmatch=True),
     placement=st.dictionaries(PREFIXES, HOLDERS).map(lambda rows: {b"": ("a",)} | rows),
-    merge=st.dictionaries(PREFIXES, st.just("lww")).map(lambda rows: {b"": "lww"} | rows),
+    merge=st.dictionaries(PREFIXES, st.sampled_from(("lww", "siblings"))).map(lambda rows: {b"": "lww"} | rows),
     durability=st.sampled_from((Durability.SYNC, Durability.METASYNC_OFF)),
     links=st.builds(LinkConfig, st.just("a"), st.just("c"), DELAYS, DELAYS).map(lambda link: (link,)) | st.just(()),
     limits=st.builds(Limits, key_max=st.integers(40, 480), inbox_max=st.integers(1, 1 << 48)),
@@ -161,6 +166,7 @@ def changed(old: str, new: str) -> str:
 
 EXTRA, VECTOR = changed("optimal", "extra-message") + "[options]\n", changed("optimal", "vector")
 LIMITS = PLAIN + "[limits]\n"
+SIBLINGS = '[merge]\n"x" = "siblings"\n'
 LINK = PLAIN + '[[link]]\nfrom = "a"\nto = "b"\n'
 BAD = [
     ("format = = 1", "Invalid value (at line 1, column 10)"),
@@ -186,7 +192,14 @@ BAD = [
     ("colour = 3\n" + PLAIN, "colour: is unknown"),
     ('durabilty = "sync"\n' + PLAIN, "durabilty: is unknown; did you mean durability?"),
     (PLAIN + "[tls]\n", "tls: this version has no such thing yet; without it the table would protect nothing"),
-    (PLAIN + "[auth]\nx = 1\n", "auth: this version has no such thing yet"),
+    (PLAIN + "[auth]\nx = 1\n", "auth.x: this version has no such thing yet; without it the table would protect"),
+    (PLAIN + '[auth]\nsession_key_fil = "k"\n', "auth.session_key_fil: is unknown; did you mean session_key_file?"),
+    (PLAIN + '[auth]\nsession_key_file = "k"\ntoken = "t"\n', "auth.token: this version has no such thing yet"),
+    (PLAIN + "[auth]\n", "auth.session_key_file: must name a file"),
+    (PLAIN + "[auth]\nsession_key_file = 3\n", "auth.session_key_file: must be a text in quotes"),
+    (PLAIN + '[auth]\nsession_key_file = "\\u0000"\n', "auth.session_key_file: must name a file"),
+    (PLAIN + '[auth]\nsession_key_file = "no/such"\n', "auth.session_key_file: no/such: No such file or directory"),
+    ("auth = 3\n" + PLAIN, "auth: must be a table"),
     (HEAD + PLACEMENT, "site: a cluster needs at least one"),
     (HEAD + '[site]\nname = "a"\n' + PLACEMENT, "site: must be a list"),
     (HEAD + "site = [1]\n" + PLACEMENT, "site[1]: must be a table"),
@@ -221,7 +234,15 @@ BAD = [
     (PLAIN + f'{"x" * 481} = ["a"]\n', "no key has 481 bytes; at most 480 are possible"),
     (VECTOR + '"x" = ["b", "c"]\n', 'placement."x": vector sends to everyone or to nobody, so every site must hold'),
     (VECTOR + '"x" = ["b"]\n', 'placement."x": vector sends to everyone or to nobody'),
-    (PLAIN + '[merge]\n"x" = "siblings"\n', "merge.\"x\": there is no merge 'siblings'; there are lww"),
+    (VECTOR.replace('"a", "b", "c"', '"a", "b"'), 'placement."": vector sends to everyone or to nobody'),
+    (changed('"a", "b", "c"', '"a", "d"'), "placement.\"\": there is no site 'd'; there are a, b, c"),
+    (changed('"a", "b", "c"', ""), 'placement."": these keys would live nowhere; name at least one site'),
+    (PLAIN + '[merge]\n"x" = "sibling"\n', "merge.\"x\": there is no merge 'sibling'; there are lww, siblings"),
+    (
+        changed("optimal", "fifo") + SIBLINGS,
+        'merge."x": fifo keeps no causal order, so a value that was replaced could',
+    ),
+    (changed("optimal", "unordered") + SIBLINGS, 'merge."x": unordered keeps no causal order'),
     (PLAIN + '[merge]\n"x" = 1\n', 'merge."x": must be a text in quotes'),
     (LINK.replace('from = "a"', 'from = "d"'), "link[1]: there is no site 'd'; there are a, b, c"),
     (LINK.replace('to = "b"', 'to = "a"'), "link[1]: a has no link to itself"),
@@ -300,6 +321,86 @@ def test_a_site_that_is_not_there_is_named_with_those_that_are() -> None:
         parse_cluster(PLAIN).site("d")
 
 
+# Keys of sessions
+
+
+ONE, TWO = bytes(range(32)), bytes(range(100, 132))
+AUTH = PLAIN + '[auth]\nsession_key_file = "session.key"\n'
+
+
+def written(folder: Path, keys: str | bytes) -> Path:
+    (folder / "session.key").write_bytes(keys.encode() if isinstance(keys, str) else keys)
+    (folder / "cluster.toml").write_text(AUTH)
+    return folder / "cluster.toml"
+
+
+def test_the_keys_of_sessions_are_in_a_file_beside_the_cluster_file(tmp_path: Path) -> None:
+    path = written(tmp_path, f"# new\n{ONE.hex()}\n\n  \n#{'f' * 64}\r\n {TWO.hex().upper()} \r\n")
+    cluster = load_cluster(path)
+    assert cluster.session_keys == (ONE, TWO)
+    assert parse_cluster(cluster.to_toml(), folder=tmp_path) == cluster
+    assert parse_cluster(PLAIN).session_keys == ()
+
+
+def test_the_keys_may_lie_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(ONE.hex())
+    text = AUTH.replace("session.key", str(tmp_path / "keys"))
+    assert parse_cluster(text, folder=tmp_path / "deep").session_keys == (ONE,)
+
+
+def test_a_client_needs_no_keys(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(AUTH)
+    cluster = load_cluster(tmp_path / "cluster.toml", with_keys=False)
+    assert (cluster.session_keys, cluster.session_key_file) == ((), "session.key")
+    assert "session.key" in cluster.to_toml()
+
+
+def test_keys_are_shown_nowhere_and_no_peer_is_told(tmp_path: Path) -> None:
+    cluster = load_cluster(written(tmp_path, f"{ONE.hex()}\n"))
+    shown = repr(cluster) + str(cluster) + cluster.to_toml()
+    assert ONE.hex() not in shown and repr(ONE) not in shown and repr(ONE)[2:20] not in shown
+    assert cluster.hashes() == plain().hashes() == replace(cluster, session_keys=(TWO,)).hashes()
+
+
+DIGITS = ONE.hex()
+BAD_KEYS = {
+    "empty": ("", "there is no key in it"),
+    "comments alone": ("# nothing\n\n", "there is no key in it"),
+    "too short": (f"\n{DIGITS[:-1]}\n", "line 2 is not a key of 64 hexadecimal digits"),
+    "too long": (DIGITS + "0", "line 1 is not a key"),
+    "no digit": (f"{TWO.hex()}\n# x\n{DIGITS[:-1]}g", "line 3 is not a key"),
+    "two on a line": (f"{DIGITS} {TWO.hex()}", "line 1 is not a key"),
+    "a comment behind it": (f"{DIGITS} # mine", "line 1 is not a key"),
+    "spaces between": (" ".join(DIGITS), "line 1 is not a key"),
+    "no text": (DIGITS.encode() + b"\n\xff\xfe", "line 2 is not a key"),
+    "digits of another script": ("٣" * 64, "line 1 is not a key"),
+    "twice": (f"{DIGITS}\n{DIGITS.upper()}\n", "line 2 has a key that was there before"),
+    "nine": ("\n".join(f"{number:064x}" for number in range(9)), "line 9 has one key too many; 8 are possible"),
+    "huge": (f"{DIGITS}\n" * 2000, "more than 65536 bytes are no key file"),
+}
+
+
+@pytest.mark.parametrize(("keys", "why"), BAD_KEYS.values(), ids=BAD_KEYS)
+def test_a_bad_file_of_keys_is_named_with_its_line_and_nothing_of_a_key(
+    tmp_path: Path, keys: str | bytes, why: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(written(tmp_path, keys))
+    folder = str(tmp_path)
+    told = str(caught.value) + repr(caught.value.details) + repr(caught.value.__context__)
+    assert f"{folder}/cluster.toml: auth.session_key_file: {folder}/session.key: {why}" in told
+    said = told.replace(folder, "")
+    for secret in (DIGITS, TWO.hex()):
+        assert not any(secret[at : at + 6] in said.lower() for at in range(58)), said
+
+
+def test_a_file_of_keys_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "session.key").mkdir()
+    (tmp_path / "cluster.toml").write_text(AUTH)
+    with pytest.raises(ConfigError, match=f"auth.session_key_file: {re.escape(str(tmp_path))}/session.key: Is a dir"):
+        load_cluster(tmp_path / "cluster.toml")
+
+
 # What replicas must agree on
 
 
@@ -312,7 +413,10 @@ def test_what_must_be_the_same_everywhere_shows_in_the_hashes() -> None:
     different = {
         "protocol": [plain(), plain(protocol="extra-message", options={"threshold": 8})],
         "placement": [plain(protocol="extra-message", placement={b"": ("a", "b")}), swapped],
-        "merge": [plain(protocol="extra-message", merge={b"": "lww", b"x": "lww"})],
+        "merge": [
+            plain(protocol="extra-message", merge={b"": "lww", b"x": "lww"}),
+            plain(protocol="extra-message", merge={b"": "siblings"}),
+        ],
     }
     for field, clusters in different.items():
         for other in clusters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvstore import explain as module
 from kvstore.explain import Explained, Knowledge, Why, explain
 from kvstore.holds import FALSE, UNKNOWN
 from kvstore.placement import Placement
+from kvstore.replica import Replica
 from tests.kvstore.stage import CAN_SEND_TO_SOME, CAUSAL, Stage
 from tests.simulation.cluster import make_cluster
 
@@ -217,10 +219,11 @@ def holder_of(site: Multicast[Any], placement: dict[bytes, tuple[str, ...]] | No
     cluster = make_cluster(site.sites, site.name)
     if placement is not None:
         object.__setattr__(cluster, "placement", placement)
-    held = {one.message.dot: SimpleNamespace(updates=[], since_ms=0) for one in site.held}
-    return SimpleNamespace(
-        cluster=cluster, ordering=site, placement=Placement(cluster), held=held, recent=deque[Message]()
-    )
+    held = {one.message.dot: SimpleNamespace(updates=[], since_ms=0, meant=None) for one in site.held}
+    holder: Any = SimpleNamespace(cluster=cluster, site=site.site, ordering=site, placement=Placement(cluster))
+    holder.held, holder.recent = held, deque[Message]()
+    holder.cause_of = partial(Replica.cause_of, holder)
+    return holder
 
 
 # The order of links

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict, deque
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from causal.multicast import Outgoing
 from kvstore import explain as module
 from kvstore.explain import Explained, Why, explain
 from kvstore.placement import Placement
+from kvstore.replica import Replica
 from tests.kvstore.stage import CAUSAL
 from tests.simulation.cluster import make_cluster
 
@@ -45,12 +47,11 @@ class World:
         self.holders = [self._holder(site, cluster) for site in range(SITES)]
 
     def _holder(self, site: int, cluster: Any) -> Any:
-        held = defaultdict[Dot, Any](lambda: SimpleNamespace(updates=[], since_ms=0))
-        recent = deque[Message](maxlen=64)
-        placement = Placement(cluster)
-        return SimpleNamespace(
-            cluster=cluster, ordering=self.sites[site], placement=placement, held=held, recent=recent
-        )
+        held = defaultdict[Dot, Any](lambda: SimpleNamespace(updates=[], since_ms=0, meant=None))
+        holder: Any = SimpleNamespace(cluster=cluster, site=site, ordering=self.sites[site], held=held)
+        holder.placement, holder.recent = Placement(cluster), deque[Message](maxlen=64)
+        holder.cause_of = partial(Replica.cause_of, holder)
+        return holder
 
     def step(self) -> None:
         if self.under_way and self.rng.random() < 0.6:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cluster import DidNotStart, LocalCluster
-from kvstore.config import SiteConfig
+from kvstore.config import SiteConfig, load_cluster
 from kvstore.errors import AddressTaken, BadRequest, ConfigError, Unavailable, UnknownSite
 from kvstore.process import Process, State, read_pid_file
 from kvstore.shape import read_cuts
@@ -75,17 +76,20 @@ def states(cluster: LocalCluster) -> str:
 
 
 def test_a_new_directory_has_a_cluster_file_and_nothing_runs(cluster: StandIns) -> None:
-    assert cluster.file.is_file() and {one.name for one in cluster.directory.iterdir()} == {"cluster.toml", "data"}
+    found = {one.name for one in cluster.directory.iterdir()}
+    assert cluster.file.is_file() and found == {"cluster.toml", "data", "session.key"}
+    assert stat.S_IMODE((cluster.directory / "session.key").stat().st_mode) == 0o600
+    assert len(cluster.cluster.session_keys) == 1 and load_cluster(cluster.file) == cluster.cluster
     assert states(cluster) == "down down down"
     assert LocalCluster.open(cluster.directory).cluster == cluster.cluster
     assert cluster.endpoints == [cluster.endpoint(name) for name in "abc"]
 
 
 def test_a_directory_is_made_once_and_opened_only_when_it_is_there(cluster: StandIns, tmp_path: Path) -> None:
-    before = cluster.file.read_text()
+    before, key = cluster.file.read_text(), cluster.cluster.session_keys
     with pytest.raises(BadRequest, match="already"):
         LocalCluster.create(cluster.directory)
-    assert cluster.file.read_text() == before
+    assert cluster.file.read_text() == before and LocalCluster.open(cluster.directory).cluster.session_keys == key
     with pytest.raises(ConfigError, match="there is no cluster in"):
         LocalCluster.open(tmp_path)
     with pytest.raises(ConfigError):

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from causal.model import Dot, Missing
 from kvstore.effects import Event, Happened, Moment
 from kvstore.errors import StorageFailed
+from kvstore.holds import CAUSES
 from kvstore.meter import OTHER, SERIES_MAX, Counter, Histogram
 from kvstore.metrics import LATENCIES, WINDOW_S, Metrics
 from kvstore.version import software_version
@@ -188,16 +189,20 @@ def test_messages_and_their_control_information_are_added_up(metrics: Metrics) -
 
 
 def test_a_hold_is_timed_from_held_to_released_and_its_needless_part_apart(metrics: Metrics) -> None:
-    first, second = Dot(1, 2), Dot(2, 2)
-    metrics.happened(turn(Event("held", first, 1, 2, Missing(2, 1)), at_ms=100))
-    metrics.happened(turn(Event("held", second, 2, 2, Missing(1, 1), semantic=False), at_ms=200))
+    first, second, third = Dot(1, 2), Dot(2, 2), Dot(1, 3)
+    metrics.happened(turn(Event("held", first, 1, 2, Missing(2, 1), cause="true"), at_ms=100))
+    metrics.happened(turn(Event("held", second, 2, 2, Missing(1, 1), cause="false"), at_ms=200))
+    metrics.happened(turn(Event("held", third, 1, 3, Missing(2, 1), cause="unknown"), at_ms=300))
     metrics.happened(turn(Event("released", first, 1, 2), Event("released", second, 2, 2), at_ms=600))
     metrics.happened(turn(Event("released", Dot(2, 9), 2, 9), at_ms=700))  # held before we looked
+    metrics.happened(turn(Event("released", third, 1, 3), at_ms=1000))
     told = metrics.snapshot()
-    assert told["kvstore_messages_held_total"] == 2 and told["kvstore_messages_released_total"] == 3
-    assert told["kvstore_hold_seconds_count"] == 2
-    assert told["kvstore_hold_seconds_sum"] == pytest.approx(0.9)
-    assert told["kvstore_hold_false_seconds_total"] == pytest.approx(0.4)
+    assert told["kvstore_messages_held_total"] == 3 and told["kvstore_messages_released_total"] == 4
+    assert told["kvstore_hold_seconds_count"] == 3
+    assert told["kvstore_hold_seconds_sum"] == pytest.approx(1.6)
+    parts = {cause: told[f"kvstore_hold_{cause}_seconds_total"] for cause in CAUSES}
+    assert parts == pytest.approx({"true": 0.5, "false": 0.4, "unknown": 0.7})
+    assert sum(parts.values()) == pytest.approx(told["kvstore_hold_seconds_sum"])
 
 
 def test_visibility_is_from_the_stamp_to_the_commit_and_a_clock_ahead_counts_as_nothing(metrics: Metrics) -> None:

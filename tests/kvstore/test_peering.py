@@ -238,35 +238,48 @@ def test_a_hello_is_told_only_what_is_committed() -> None:
     story(told)
 
 
-def test_a_heartbeat_speaks_only_of_what_is_committed_and_sent() -> None:
-    times: list[int] = []
+def test_a_heartbeat_promises_nothing_that_what_follows_it_could_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def told() -> None:
+        heard = await promises_around_a_write()
+        message = heard.index(("message", max(time for kind, time in heard if kind == "message")))
+        before, after = heard[:message], heard[message:]
+        assert max(time for _, time in before) < heard[message][1] <= min(time for _, time in after)
+
+    story(told)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "promised", lambda self: self.replica.clock.latest)
+        with pytest.raises(AssertionError):
+            story(told)
+
+
+async def promises_around_a_write() -> list[tuple[str, int]]:
+    """What a peer hears, in order, while a write waits for the disk: heartbeats and the message, each with its time."""
+    heard: list[tuple[str, int]] = []
 
     async def listening(_: Any, context: Any) -> None:
         await context.write(frames.accepted_frame(Accepted(0, 1, 0, 0, 0)))
-        while True:
-            frame = frames.request_of(await context.read())
-            times.extend([frame.heartbeat.time] if frame.HasField("heartbeat") else [])
-            times.extend(envelope.time for envelope in frame.batch.envelopes)
+        while (data := await context.read()) is not grpc.aio.EOF:
+            frame = frames.request_of(data)
+            heard.extend([("heartbeat", frame.heartbeat.time)] if frame.HasField("heartbeat") else [])
+            heard.extend(("message", envelope.time) for envelope in frame.batch.envelopes)
 
-    async def told() -> None:
-        slow = SlowStorage()
-        async with town(storages=[slow, MemoryStorage()], is_started=False) as those:
-            a, b = those
-            async with listener(b, listening):
-                await a.start(a.server)
-                await until(lambda: times == [0] * 3)
-                slow.go.clear()
-                writing = asyncio.create_task(a.put(b"k"))
-                await until(lambda: a.replica.clock.latest > 0)
-                seen = len(times)
-                await until(lambda: len(times) > seen + 2)
-                assert set(times) == {0}, "nothing is committed"
-                slow.go.set()
-                await writing
-                await until(lambda: len(set(times)) == 2)
-                assert times == sorted(times) and times[-1] == a.loop.said.time
-
-    story(told)
+    slow = SlowStorage()
+    async with town(storages=[slow, MemoryStorage()], is_started=False) as those:
+        a, b = those
+        async with listener(b, listening):
+            await a.start(a.server)
+            await until(lambda: len({time for _, time in heard}) > 3)  # an idle site promises what its clock shows
+            assert all(time <= a.replica.reserved for _, time in heard), "a restart begins behind all of it"
+            slow.go.clear()
+            writing = asyncio.create_task(a.put(b"k"))
+            await until(lambda: a.loop.inbox == 0 and a.loop._is_turning)
+            seen = len(heard) + 1  # one may be under way
+            await until(lambda: len(heard) > seen + 2)
+            assert {time for _, time in heard[seen:]} == {a.loop.said.time}, "nothing else is committed"
+            slow.go.set()
+            await writing
+            await until(lambda: ("message", a.loop.said.time) in heard and heard[-1][1] > a.loop.said.time)
+            return heard
 
 
 # Receivers that lie

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kvstore import plan as planning
+from kvstore.cluster import LocalCluster
+from kvstore.commands.local import cluster as local
 from kvstore.config import LinkConfig, parse_cluster
 from kvstore.errors import ConfigError
+from kvstore.keyfile import KEY_BYTES, read_keys, write_key
 from kvstore.plan import contradiction, free_ports, is_free, plan, read_links, read_placement, site_name
 
 
@@ -30,8 +36,10 @@ def test_what_is_planned_is_what_its_file_reads_as() -> None:
         links=(LinkConfig("lisbon", "tokyo", 120.0, 10.0),),
         link_delay_ms=5.0,
         limits={"inbox_max": 7},
+        merge={b"cart/": "siblings"},
     )
     assert parse_cluster(cluster.to_toml()) == cluster
+    assert cluster.merge == {b"": "lww", b"cart/": "siblings"}
     delays = {(link.origin, link.target): link.delay_ms for link in cluster.links}
     assert len(delays) == 6 and delays["lisbon", "tokyo"] == 120.0 and delays["tokyo", "lisbon"] == 5.0
     assert cluster.placement[b""] == ("lisbon", "oslo", "tokyo")
@@ -51,6 +59,8 @@ def test_two_clusters_have_different_ids() -> None:
         ({"limits": {"inbox_max": 0}}, "limits.inbox_max"),
         ({"placement": {b"x": ("nobody",)}}, "there is no site 'nobody'"),
         ({"links": [LinkConfig("a", "z")]}, "there is no site 'z'"),
+        ({"merge": {b"x": "newest"}}, "there is no merge 'newest'"),
+        ({"merge": {b"x": "siblings"}, "protocol": "fifo"}, "fifo keeps no causal order"),
         ({"names": ["a", "a"]}, "a is the name of two sites"),
         ({"names": ["../up"]}, "site.name"),
         ({"replicas": 0}, "at least one"),
@@ -130,6 +140,59 @@ def test_a_wrong_prefix_or_name_of_a_placement_is_named(tmp_path: Path, text: st
         read_placement(tmp_path / "placement.toml")
 
 
+# The key of its sessions
+
+
+def test_a_new_key_is_random_and_for_its_owner_alone(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    before = os.umask(0)
+    try:
+        write_key(one)
+        write_key(other)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(one.stat().st_mode) == 0o600
+    keys = [*read_keys(one), *read_keys(other)]
+    assert len(set(keys)) == 2 and all(len(key) == KEY_BYTES for key in keys)
+
+
+def test_a_key_that_is_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "session.key"
+    path.write_text("11" * KEY_BYTES)
+    write_key(path)
+    assert read_keys(path) == (b"\x11" * KEY_BYTES,)
+
+
+def test_a_planned_cluster_names_its_key_and_does_not_show_it(tmp_path: Path) -> None:
+    write_key(tmp_path / "session.key")
+    planned = plan(session_key_file="session.key", folder=tmp_path)
+    cluster = parse_cluster(planned.to_toml(), folder=tmp_path)
+    assert cluster.session_keys == read_keys(tmp_path / "session.key")
+    assert cluster.session_keys[0].hex() not in planned.to_toml()
+    assert plan().session_key_file == "" and "auth" not in plan().to_toml()
+
+
+# How keys merge, on the command line
+
+
+def test_a_merge_is_given_by_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalCluster, "start", lambda _: None)
+    wishes = ["--merge", "cart/=siblings", "--merge", r"\xff==lww"]
+    done = CliRunner().invoke(local, ["up", "--dir", str(tmp_path / "D"), "--detach", *wishes])
+    assert done.exit_code == 0, done.output
+    cluster = LocalCluster.open(tmp_path / "D").cluster
+    assert cluster.merge == {b"": "lww", b"cart/": "siblings", b"\xff=": "lww"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"), [("siblings", "not of the form PREFIX=MERGE"), (r"\q=lww", "a backslash must be followed")]
+)
+def test_a_merge_that_makes_no_sense_is_wrong_use(tmp_path: Path, wish: str, words: str) -> None:
+    done = CliRunner().invoke(local, ["up", "--dir", str(tmp_path / "D"), "--merge", wish])
+    assert done.exit_code == 2 and words in done.output
+    assert not (tmp_path / "D").exists()
+
+
 # A cluster that is there already
 
 
@@ -142,6 +205,8 @@ def test_a_wrong_prefix_or_name_of_a_placement_is_named(tmp_path: Path, text: st
         ({"durability": "metasync-off"}, "has the durability sync, not metasync-off"),
         ({"options": {"threshold": 7}}, "has the options"),
         ({"placement": {b"x": ("b",)}}, "places keys otherwise"),
+        ({"merge": {b"x": "siblings"}}, "merges keys otherwise"),
+        ({"merge": {}}, "merges keys otherwise"),
         ({"link_delay_ms": 3.0}, "has other links"),
         ({"links": (LinkConfig("a", "b", 9.0),)}, "has other links"),
         ({"limits": {"inbox_max": 8}}, "does not have the limit inbox_max = 8"),
@@ -149,12 +214,14 @@ def test_a_wrong_prefix_or_name_of_a_placement_is_named(tmp_path: Path, text: st
     ],
 )
 def test_a_wish_against_a_cluster_that_is_there_is_a_contradiction(wishes: dict, words: str) -> None:
-    there = plan(placement={b"x": ("a",)}, link_delay_ms=2.0, limits={"inbox_max": 7})
+    merge = {b"cart/": "siblings"}
+    there = plan(placement={b"x": ("a",)}, merge=merge, link_delay_ms=2.0, limits={"inbox_max": 7})
     assert words in (contradiction(there, wishes) or "")
 
 
 def test_what_a_cluster_has_anyway_is_no_contradiction() -> None:
     wishes: dict = {"placement": {b"x": ("a",)}, "link_delay_ms": 2.0, "limits": {"inbox_max": 7}}
+    wishes["merge"] = {b"cart/": "siblings"}
     more = {"replicas": 3, "names": ["a", "b", "c"], "protocol": "optimal", "durability": "sync"}
     there = plan(**wishes)
     assert contradiction(there, {}) is None

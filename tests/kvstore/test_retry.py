@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvstore import errors
-from kvstore.errors import KvError, error_of
-from kvstore.retry import AGAIN, BACKOFF_MOST_S, HOME_S, Course, Kind, Route, backoff_s
+from kvstore.errors import KvError, PastMissing, error_of
+from kvstore.retry import AGAIN, BACKOFF_MOST_S, HOME_S, Course, Kind, Route, backoff_s, last_word
 
 
 def failure(reason: str, *, definite: bool) -> KvError:
@@ -42,10 +42,43 @@ def test_a_write_that_may_be_done_stays_at_its_replica():
     assert one.at == 0, "a later refusal does not undo the first attempt"
 
 
-def test_a_write_that_was_surely_not_done_moves_on():
+@pytest.mark.parametrize("reason", ["STOPPING", "PAST_MISSING", "TOO_STALE"])
+def test_a_write_that_was_surely_not_done_moves_on(reason):
     one = course(Kind.WRITE)
-    assert after(one, "STOPPING", definite=True) == 0.0
+    assert after(one, reason, definite=True) == 0.0
     assert one.at == 1 and not one.may_be_done
+
+
+def test_a_write_that_may_be_done_does_not_move_because_its_past_is_missing():
+    one = course(Kind.WRITE)
+    after(one, "UNAVAILABLE", definite=False)
+    assert after(one, "PAST_MISSING", definite=True) == 0.1
+    assert one.at == 0
+    last = failure("PAST_MISSING", definite=True)
+    one.after(last, now_s=99.0, chance=0.0)
+    assert last_word(last, one, ["x", "y", "z"]) is last and not last.definite, "it is not said that nothing was done"
+
+
+def test_the_last_word_names_what_nobody_has():
+    one = course(Kind.READ)
+    for seq in ("5", "7"):
+        one.after(PastMissing(site="x", origin="a", seq=seq, waited_ms=1), now_s=0.0, chance=0.0)
+    gone = failure("UNAVAILABLE", definite=False)
+    one.after(gone, now_s=99.0, chance=0.0)
+    found = last_word(gone, one, ["x:1", "y:1", "z:1"])
+    assert isinstance(found, PastMissing) and found.definite
+    assert (found.details["origin"], found.details["seq"], found.details["tried"]) == ("a", "7", "x:1, y:1")
+    wrong = failure("KEY_TOO_LONG", definite=True)
+    assert last_word(wrong, one, ["x:1", "y:1", "z:1"]) is wrong
+
+
+def test_a_session_has_a_route_of_its_own_and_stays_where_its_past_is():
+    route = Route(3)
+    route.failed(0, now_s=0.0)
+    own = route.of_session()
+    own.failed(1, now_s=0.0)
+    assert (route.at, own.at) == (1, 2)
+    assert own.first(Kind.READ, HOME_S + 1) == 2, "home may lack what it has seen"
 
 
 def test_an_error_after_an_open_attempt_is_not_definite():

@@ -130,7 +130,7 @@ def test_an_empty_scan_has_one_empty_page_that_says_when_it_was_read() -> None:
             {"start": "b", "stop": "a", "why": "the end is not after the start"},
         ),
         ({"range": kv.KeyRange(start=b"b", end=b"b")}, "BAD_RANGE", {"start": "b", "stop": "b"}),
-        ({"session": b"t"}, "BAD_REQUEST", {"field": "session"}),
+        ({"session": b"t"}, "BAD_TOKEN", {}),
         (
             {"snapshot": b"s", "freshness": model.Freshness(level=model.Freshness.LEVEL_ANY)},
             "BAD_REQUEST",

@@ -295,7 +295,7 @@ def test_what_a_call_of_a_pipeline_leaves_out_it_takes_from_the_pipeline() -> No
         results = (await served.stub.Pipeline(request, timeout=10)).results
         assert [one.WhichOneof("result") for one in results] == ["put", "error", "put", "error"]
         assert results[1].error.details["field"] == "dependencies"
-        assert results[3].error.details["field"] == "session"
+        assert results[3].error.reason == "BAD_TOKEN"
 
     run(story)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.errors import Amnesia
+from kvstore.errors import Amnesia, NotHeldHere
 from kvstore.rpc import wire
 from kvstore.storage.lmdb import LmdbStorage
 from kvstore.v1 import kv_pb2 as kv
@@ -27,6 +28,7 @@ from tests.kvstore.served import (
     put_operation,
     refusal,
     run,
+    run_all,
     until,
 )
 
@@ -45,16 +47,16 @@ BAD_WRITES: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
     ("not absent", {"expect_absent": False}, "BAD_REQUEST", {"field": "expect_absent"}),
     ("no version", {"expect_version": model.Version()}, "BAD_VERSION", {}),
     ("no such site", {"expect_version": model.Version(time=1, site=1 << 16)}, "BAD_VERSION", {}),
-    ("replaces", {"replaces": [VERSION]}, "BAD_REQUEST", {"field": "replaces"}),
+    ("many replaced", {"key": b"many/k", "replaces": [VERSION] * 1001}, "BAD_REQUEST", {"field": "replaces"}),
+    ("replaced is none", {"key": b"many/k", "replaces": [model.Version()]}, "BAD_VERSION", {}),
     ("long id", {"request_id": b"r" * 65}, "BAD_REQUEST", {"field": "request_id"}),
-    ("session", {"session": b"token"}, "BAD_REQUEST", {"why": "this version has no sessions yet"}),
+    ("session", {"session": b"token"}, "BAD_TOKEN", {"why": "it is cut short, or of another format"}),
     (
-        "bounded",
-        {"freshness": model.Freshness(level=Level.LEVEL_BOUNDED, bound_ms=5)},
+        "session with a bound",
+        {"freshness": model.Freshness(level=Level.LEVEL_SESSION, bound_ms=5)},
         "BAD_REQUEST",
         {"field": "freshness"},
     ),
-    ("no session", {"freshness": model.Freshness(level=Level.LEVEL_SESSION)}, "BAD_REQUEST", {"field": "freshness"}),
     ("no level", {"freshness": model.Freshness(level=9)}, "BAD_REQUEST", {"field": "freshness"}),  # type: ignore[arg-type]
     (
         "bound alone",
@@ -71,6 +73,12 @@ BAD_WRITES: list[tuple[str, dict[str, Any], str, dict[str, str]]] = [
     (
         "independent with a condition",
         {"dependencies": model.Dependencies(independent=True), "expect_absent": True},
+        "BAD_REQUEST",
+        {"field": "dependencies"},
+    ),
+    (
+        "independent and replacing",
+        {"key": b"many/k", "dependencies": model.Dependencies(independent=True), "replaces": [VERSION]},
         "BAD_REQUEST",
         {"field": "dependencies"},
     ),
@@ -112,7 +120,7 @@ def test_a_bad_put_is_refused_alone_in_a_batch_and_in_a_pipeline(
         assert found[:3] == ("INVALID_ARGUMENT", reason, True)
         assert served.storage.number == number and await get(served, b"b1") is None
 
-    run(story, value_max=1000, ttl_max_ms=5000)
+    run(story, value_max=1000, ttl_max_ms=5000, merge={b"": "lww", b"many/": "siblings"})
 
 
 @pytest.mark.parametrize(
@@ -121,9 +129,9 @@ def test_a_bad_put_is_refused_alone_in_a_batch_and_in_a_pipeline(
         ({"key": b""}, "KEY_EMPTY"),
         ({"key": b"k" * 481}, "KEY_TOO_LONG"),
         ({"expect_version": model.Version()}, "BAD_VERSION"),
-        ({"replaces": [VERSION]}, "BAD_REQUEST"),
+        ({"key": b"many/k", "replaces": [VERSION] * 1001}, "BAD_REQUEST"),
         ({"request_id": b"r" * 65}, "BAD_REQUEST"),
-        ({"session": b"token"}, "BAD_REQUEST"),
+        ({"session": b"token"}, "BAD_TOKEN"),
         ({"dependencies": model.Dependencies(independent=True), "expect_version": VERSION}, "BAD_REQUEST"),
     ],
 )
@@ -134,6 +142,18 @@ def test_a_bad_delete_is_refused(fields: dict[str, Any], reason: str) -> None:
         assert found[:3] == ("INVALID_ARGUMENT", reason, True)
         assert await get(served, b"k") is not None and served.storage.number == 1
 
+    run(story, merge={b"": "lww", b"many/": "siblings"})
+
+
+def test_where_the_greater_version_wins_it_does_not_matter_what_a_write_is_said_to_replace() -> None:
+    async def story(served: Served) -> None:
+        await put(served, b"k", b"old")
+        await put(served, b"k", b"new", replaces=[VERSION] * 1001)
+        entry = await get(served, b"k")
+        assert entry is not None and (entry.value, list(entry.siblings)) == (b"new", [])
+        await served.stub.Delete(kv.DeleteRequest(key=b"k", replaces=[VERSION]), timeout=10)
+        assert await get(served, b"k") is None
+
     run(story)
 
 
@@ -142,10 +162,10 @@ def test_a_bad_delete_is_refused(fields: dict[str, Any], reason: str) -> None:
     [
         ("Get", kv.GetRequest(), "KEY_EMPTY", {}),
         ("Get", kv.GetRequest(key=b"k" * 481), "KEY_TOO_LONG", {"length": "481"}),
-        ("Get", kv.GetRequest(key=b"k", session=b"t"), "BAD_REQUEST", {"field": "session"}),
+        ("Get", kv.GetRequest(key=b"k", session=b"t"), "BAD_TOKEN", {}),
         (
             "Get",
-            kv.GetRequest(key=b"k", freshness=model.Freshness(level=Level.LEVEL_SESSION)),
+            kv.GetRequest(key=b"k", freshness=model.Freshness(bound_ms=5)),
             "BAD_REQUEST",
             {"field": "freshness"},
         ),
@@ -156,7 +176,7 @@ def test_a_bad_delete_is_refused(fields: dict[str, Any], reason: str) -> None:
             "BATCH_TOO_LARGE",
             {"size": "11", "unit": "keys", "limit": "10"},
         ),
-        ("GetMany", kv.GetManyRequest(keys=[b"k"], session=b"t"), "BAD_REQUEST", {"field": "session"}),
+        ("GetMany", kv.GetManyRequest(keys=[b"k"], session=b"t"), "BAD_TOKEN", {}),
         (
             "GetMany",
             kv.GetManyRequest(keys=[b"k"], snapshot=b"s", freshness=model.Freshness(level=Level.LEVEL_ANY)),
@@ -184,7 +204,7 @@ def test_a_bad_delete_is_refused(fields: dict[str, Any], reason: str) -> None:
             {"size": "11", "unit": "calls", "limit": "10"},
         ),
         ("Pipeline", kv.PipelineRequest(request_id=b"r" * 57), "BAD_REQUEST", {"field": "request_id"}),
-        ("Pipeline", kv.PipelineRequest(session=b"t"), "BAD_REQUEST", {"field": "session"}),
+        ("Pipeline", kv.PipelineRequest(session=b"t"), "BAD_TOKEN", {}),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_whole(
@@ -341,7 +361,7 @@ def test_a_mistake_of_ours_is_logged_once_told_as_internal_and_survived(
 ) -> None:
     async def story(served: Served) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(served.service._decode, "put", _lose_the_secret)
+            patch.setattr(served.answering.decode, "put", _lose_the_secret)
             refused = await refusal(put(served, b"k"))
         assert refused[:3] == ("INTERNAL", "INTERNAL", False)
         assert "secret" not in str(refused)
@@ -406,20 +426,57 @@ def test_behind_a_fence_nobody_writes_and_everybody_reads() -> None:
     run(story)
 
 
-def test_a_key_that_lives_elsewhere_can_be_written_here_but_not_read_or_compared() -> None:
-    async def story(served: Served) -> None:
-        await put(served, b"far/k")
-        for call in (
-            served.stub.Get(kv.GetRequest(key=b"far/k"), timeout=10),
-            put(served, b"far/k", expect_absent=True),
-        ):
-            refused = await refusal(call)
-            assert refused[:3] == ("FAILED_PRECONDITION", "NOT_HELD_HERE", True)
-            assert refused.details == {"key": "far/k", "site": "a", "holders": "b, c"}
-        await put(served, b"near", expect_absent=True)
-        assert await get(served, b"near") is not None
+PLACED = {b"": ("a", "b", "c"), b"far/": ("b", "c"), b"near/": ("a",)}
 
-    run(story, sites=3, placement={b"": ("a", "b", "c"), b"far/": ("b", "c")})
+
+def test_a_key_that_lives_elsewhere_is_written_here_and_read_and_compared_there() -> None:
+    async def story(a: Served, b: Served) -> None:
+        a.holders.there[1] = b
+        first = await put(a, b"far/k", b"1")
+        assert a.holders.asked == [] and first.site == "a"
+        assert list(a.dump()["keys"]) == [], "it goes out without being held"
+        await a.bring(b)
+        answer = await a.stub.Get(kv.GetRequest(key=b"far/k"), timeout=10)
+        assert (answer.entry.value, answer.site) == (b"1", "b")
+        second = await put(a, b"far/k", b"2", expect_version=first.version)
+        assert (second.site, second.version.site) == ("b", 1), "compared there, so written there"
+        refused = await refusal(put(a, b"far/k", expect_version=first.version))
+        assert refused[:3] == ("FAILED_PRECONDITION", "VERSION_MISMATCH", True)
+        assert [(kind, holders) for kind, _, holders in a.holders.asked] == [("get", 0b110), *[("put", 0b110)] * 2]
+        await put(a, b"near/k", expect_absent=True)
+        assert len(a.holders.asked) == 3
+
+    run_all(story, sites=3, placement=PLACED)
+
+
+def test_what_nobody_can_be_asked_for_is_refused_by_name() -> None:
+    async def story(served: Served) -> None:
+        refused = await refusal(served.stub.Get(kv.GetRequest(key=b"far/k"), timeout=10))
+        assert refused[:2] == ("UNAVAILABLE", "UNAVAILABLE")
+        refused = await refusal(served.stub.Get(kv.GetRequest(key=b"far/k", session=b"bad"), timeout=10))
+        assert refused.reason == "BAD_TOKEN" and len(served.holders.asked) == 1, "it goes no further"
+        await put(served, b"near/k")
+        assert await get(served, b"near/k") is not None
+
+    run(story, sites=3, placement=PLACED)
+
+
+@pytest.mark.parametrize("keys", [[b"far/k"], [b"near/k", b"far/k"], [b"far/k", b"near/k"]])
+def test_a_call_that_was_forwarded_once_is_not_forwarded_again(keys: list[bytes]) -> None:
+    async def story(served: Served) -> None:
+        deadline_s = time.monotonic() + 5
+        with pytest.raises(NotHeldHere, match=r"far/k is not held at a but at b, c"):
+            await served.answering.get_many(kv.GetManyRequest(keys=keys), deadline_s, is_forwarded=True)
+        operations = [put_operation(key, expect_absent=True) for key in keys]
+        with pytest.raises(NotHeldHere, match=r"far/k is not held at a but at b, c"):
+            await served.answering.batch(kv.BatchRequest(operations=operations), deadline_s, is_forwarded=True)
+        lease = served.leases.open()
+        many = kv.GetManyRequest(keys=keys, snapshot=lease.handle)
+        refused = await refusal(served.stub.GetMany(many, timeout=10))
+        assert refused[:2] == ("FAILED_PRECONDITION", "NOT_HELD_HERE"), "no other site can read that snapshot"
+        assert served.holders.asked == [] and served.storage.number == 0
+
+    run(story, sites=3, placement=PLACED)
 
 
 def test_of_three_replicas_one_alone_takes_writes_and_puts_them_on_their_way() -> None:

@@ -339,8 +339,8 @@ def test_a_position_that_these_data_never_gave_is_refused_with_a_clear_sentence(
     ("request_", "reason"),
     [
         (watch_pb2.WatchRequest(prefix=b"k" * 481), "KEY_TOO_LONG"),
-        (watch_pb2.WatchRequest(session=b"t"), "BAD_REQUEST"),
-        (watch_pb2.WatchRequest(freshness=model.Freshness(level=model.Freshness.LEVEL_SESSION)), "BAD_REQUEST"),
+        (watch_pb2.WatchRequest(session=b"t"), "BAD_TOKEN"),
+        (watch_pb2.WatchRequest(freshness=model.Freshness(bound_ms=5)), "BAD_REQUEST"),
     ],
 )
 def test_a_watch_that_makes_no_sense_is_refused(request_: watch_pb2.WatchRequest, reason: str) -> None:

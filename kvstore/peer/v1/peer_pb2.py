@@ -22,35 +22,40 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from kvstore.v1 import kv_pb2 as kvstore_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvstore/peer/v1/peer.proto\x12\x0fkvstore.peer.v1\"\xa6\x01\n\x0bLinkRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.kvstore.peer.v1.HelloH\x00\x12.\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1d.kvstore.peer.v1.MessageBatchH\x00\x12/\n\theartbeat\x18\x03 \x01(\x0b\x32\x1a.kvstore.peer.v1.HeartbeatH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x04\x10\x10\"v\n\x0cLinkResponse\x12\x32\n\x0bhello_reply\x18\x01 \x01(\x0b\x32\x1b.kvstore.peer.v1.HelloReplyH\x00\x12#\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x14.kvstore.peer.v1.AckH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x03\x10\x10\"\x87\x02\n\x05Hello\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0c\n\x04view\x18\x03 \x01(\x04\x12\x0c\n\x04site\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\n\n\x02to\x18\x07 \x01(\r\x12\x15\n\rprotocol_hash\x18\x08 \x01(\t\x12\x16\n\x0eplacement_hash\x18\t \x01(\t\x12\x12\n\nmerge_hash\x18\n \x01(\t\x12\x0c\n\x04sent\x18\x0b \x01(\x04\x12\x0e\n\x06oldest\x18\x0c \x01(\x04\x12\x10\n\x08protocol\x18\r \x01(\t\x12\x10\n\x08software\x18\x0e \x01(\tJ\x04\x08\x10\x10\x15\"q\n\nHelloReply\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.kvstore.peer.v1.AcceptedH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.kvstore.peer.v1.RefusedH\x00\x42\x07\n\x05reply\"`\n\x08\x41\x63\x63\x65pted\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tknown_seq\x18\x03 \x01(\x04\x12\x0c\n\x04time\x18\x04 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x05 \x01(\x04\"V\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05yours\x18\x04 \x01(\t\x12\x0c\n\x04ours\x18\x05 \x01(\t\"<\n\x0cMessageBatch\x12,\n\tenvelopes\x18\x01 \x03(\x0b\x32\x19.kvstore.peer.v1.Envelope\"[\n\x08\x45nvelope\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ontrol\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0c\n\x04time\x18\x04 \x01(\x06\x12\x0f\n\x07witness\x18\x05 \x01(\x0c\"*\n\tHeartbeat\x12\x0c\n\x04time\x18\x01 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x04\"3\n\x03\x41\x63k\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x03 \x01(\x04\x32O\n\x04Peer\x12G\n\x04Link\x12\x1c.kvstore.peer.v1.LinkRequest\x1a\x1d.kvstore.peer.v1.LinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1akvstore/peer/v1/peer.proto\x12\x0fkvstore.peer.v1\x1a\x13kvstore/v1/kv.proto\"\xa6\x01\n\x0bLinkRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.kvstore.peer.v1.HelloH\x00\x12.\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x1d.kvstore.peer.v1.MessageBatchH\x00\x12/\n\theartbeat\x18\x03 \x01(\x0b\x32\x1a.kvstore.peer.v1.HeartbeatH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x04\x10\x10\"v\n\x0cLinkResponse\x12\x32\n\x0bhello_reply\x18\x01 \x01(\x0b\x32\x1b.kvstore.peer.v1.HelloReplyH\x00\x12#\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x14.kvstore.peer.v1.AckH\x00\x42\x07\n\x05\x66rameJ\x04\x08\x03\x10\x10\"\x87\x02\n\x05Hello\x12\x14\n\x0cwire_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x0c\n\x04view\x18\x03 \x01(\x04\x12\x0c\n\x04site\x18\x04 \x01(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\n\n\x02to\x18\x07 \x01(\r\x12\x15\n\rprotocol_hash\x18\x08 \x01(\t\x12\x16\n\x0eplacement_hash\x18\t \x01(\t\x12\x12\n\nmerge_hash\x18\n \x01(\t\x12\x0c\n\x04sent\x18\x0b \x01(\x04\x12\x0e\n\x06oldest\x18\x0c \x01(\x04\x12\x10\n\x08protocol\x18\r \x01(\t\x12\x10\n\x08software\x18\x0e \x01(\tJ\x04\x08\x10\x10\x15\"q\n\nHelloReply\x12-\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x19.kvstore.peer.v1.AcceptedH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.kvstore.peer.v1.RefusedH\x00\x42\x07\n\x05reply\"`\n\x08\x41\x63\x63\x65pted\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x11\n\tknown_seq\x18\x03 \x01(\x04\x12\x0c\n\x04time\x18\x04 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x05 \x01(\x04\"V\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\x12\r\n\x05yours\x18\x04 \x01(\t\x12\x0c\n\x04ours\x18\x05 \x01(\t\"<\n\x0cMessageBatch\x12,\n\tenvelopes\x18\x01 \x03(\x0b\x32\x19.kvstore.peer.v1.Envelope\"j\n\x08\x45nvelope\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0f\n\x07\x63ontrol\x18\x02 \x01(\x0c\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0c\n\x04time\x18\x04 \x01(\x06\x12\x0f\n\x07witness\x18\x05 \x01(\x0c\x12\r\n\x05meant\x18\x06 \x01(\x0c\"*\n\tHeartbeat\x12\x0c\n\x04time\x18\x01 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x02 \x01(\x04\"3\n\x03\x41\x63k\x12\r\n\x05up_to\x18\x01 \x01(\x04\x12\x0c\n\x04time\x18\x02 \x01(\x06\x12\x0f\n\x07wall_ms\x18\x03 \x01(\x04\"\x8e\x02\n\x0e\x46orwardRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\r\x12%\n\x03get\x18\x03 \x01(\x0b\x32\x16.kvstore.v1.GetRequestH\x00\x12.\n\x08get_many\x18\x04 \x01(\x0b\x32\x1a.kvstore.v1.GetManyRequestH\x00\x12%\n\x03put\x18\x05 \x01(\x0b\x32\x16.kvstore.v1.PutRequestH\x00\x12+\n\x06\x64\x65lete\x18\x06 \x01(\x0b\x32\x19.kvstore.v1.DeleteRequestH\x00\x12)\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x18.kvstore.v1.BatchRequestH\x00\x42\x06\n\x04\x63\x61ll\"\xf6\x01\n\x0f\x46orwardResponse\x12&\n\x03get\x18\x03 \x01(\x0b\x32\x17.kvstore.v1.GetResponseH\x00\x12/\n\x08get_many\x18\x04 \x01(\x0b\x32\x1b.kvstore.v1.GetManyResponseH\x00\x12&\n\x03put\x18\x05 \x01(\x0b\x32\x17.kvstore.v1.PutResponseH\x00\x12,\n\x06\x64\x65lete\x18\x06 \x01(\x0b\x32\x1a.kvstore.v1.DeleteResponseH\x00\x12*\n\x05\x62\x61tch\x18\x07 \x01(\x0b\x32\x19.kvstore.v1.BatchResponseH\x00\x42\x08\n\x06\x61nswer2\x9d\x01\n\x04Peer\x12G\n\x04Link\x12\x1c.kvstore.peer.v1.LinkRequest\x1a\x1d.kvstore.peer.v1.LinkResponse(\x01\x30\x01\x12L\n\x07\x46orward\x12\x1f.kvstore.peer.v1.ForwardRequest\x1a .kvstore.peer.v1.ForwardResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvstore.peer.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINKREQUEST']._serialized_start=48
-  _globals['_LINKREQUEST']._serialized_end=214
-  _globals['_LINKRESPONSE']._serialized_start=216
-  _globals['_LINKRESPONSE']._serialized_end=334
-  _globals['_HELLO']._serialized_start=337
-  _globals['_HELLO']._serialized_end=600
-  _globals['_HELLOREPLY']._serialized_start=602
-  _globals['_HELLOREPLY']._serialized_end=715
-  _globals['_ACCEPTED']._serialized_start=717
-  _globals['_ACCEPTED']._serialized_end=813
-  _globals['_REFUSED']._serialized_start=815
-  _globals['_REFUSED']._serialized_end=901
-  _globals['_MESSAGEBATCH']._serialized_start=903
-  _globals['_MESSAGEBATCH']._serialized_end=963
-  _globals['_ENVELOPE']._serialized_start=965
-  _globals['_ENVELOPE']._serialized_end=1056
-  _globals['_HEARTBEAT']._serialized_start=1058
-  _globals['_HEARTBEAT']._serialized_end=1100
-  _globals['_ACK']._serialized_start=1102
-  _globals['_ACK']._serialized_end=1153
-  _globals['_PEER']._serialized_start=1155
-  _globals['_PEER']._serialized_end=1234
+  _globals['_LINKREQUEST']._serialized_start=69
+  _globals['_LINKREQUEST']._serialized_end=235
+  _globals['_LINKRESPONSE']._serialized_start=237
+  _globals['_LINKRESPONSE']._serialized_end=355
+  _globals['_HELLO']._serialized_start=358
+  _globals['_HELLO']._serialized_end=621
+  _globals['_HELLOREPLY']._serialized_start=623
+  _globals['_HELLOREPLY']._serialized_end=736
+  _globals['_ACCEPTED']._serialized_start=738
+  _globals['_ACCEPTED']._serialized_end=834
+  _globals['_REFUSED']._serialized_start=836
+  _globals['_REFUSED']._serialized_end=922
+  _globals['_MESSAGEBATCH']._serialized_start=924
+  _globals['_MESSAGEBATCH']._serialized_end=984
+  _globals['_ENVELOPE']._serialized_start=986
+  _globals['_ENVELOPE']._serialized_end=1092
+  _globals['_HEARTBEAT']._serialized_start=1094
+  _globals['_HEARTBEAT']._serialized_end=1136
+  _globals['_ACK']._serialized_start=1138
+  _globals['_ACK']._serialized_end=1189
+  _globals['_FORWARDREQUEST']._serialized_start=1192
+  _globals['_FORWARDREQUEST']._serialized_end=1462
+  _globals['_FORWARDRESPONSE']._serialized_start=1465
+  _globals['_FORWARDRESPONSE']._serialized_end=1711
+  _globals['_PEER']._serialized_start=1714
+  _globals['_PEER']._serialized_end=1871
 # @@protoc_insertion_point(module_scope)

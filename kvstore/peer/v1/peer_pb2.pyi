@@ -21,6 +21,7 @@ from collections import abc as abc
 from google.protobuf import descriptor as descriptor
 from google.protobuf import message as message
 from google.protobuf.internal import containers as containers
+from kvstore.v1 import kv_pb2 as kv_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -315,6 +316,7 @@ class Envelope(message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     TIME_FIELD_NUMBER: builtins.int
     WITNESS_FIELD_NUMBER: builtins.int
+    MEANT_FIELD_NUMBER: builtins.int
     number: builtins.int
     """Its number on this link, from 1."""
     control: builtins.bytes
@@ -329,6 +331,10 @@ class Envelope(message.Message):
     """A plain vector clock, only where tracing is on: the trace is checked against it. No part of the control
     information.
     """
+    meant: builtins.bytes
+    """What its updates were meant to depend on, as far as sessions told: dots, packed. It only explains holds; nothing
+    waits for it.
+    """
     def __init__(
         self,
         *,
@@ -337,10 +343,11 @@ class Envelope(message.Message):
         payload: builtins.bytes = ...,
         time: builtins.int = ...,
         witness: builtins.bytes = ...,
+        meant: builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["control", b"control", "number", b"number", "payload", b"payload", "time", b"time", "witness", b"witness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["control", b"control", "meant", b"meant", "number", b"number", "payload", b"payload", "time", b"time", "witness", b"witness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,3 +402,107 @@ class Ack(message.Message):
     _ClearFieldArgType: _TypeAlias = typing.Literal["time", b"time", "up_to", b"up_to", "wall_ms", b"wall_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ForwardRequest(message.Message):
+    """A client's call, as the client made it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: builtins.int
+    TO_FIELD_NUMBER: builtins.int
+    GET_FIELD_NUMBER: builtins.int
+    GET_MANY_FIELD_NUMBER: builtins.int
+    PUT_FIELD_NUMBER: builtins.int
+    DELETE_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    cluster_id: builtins.str
+    """The cluster and the site that it is meant for: addresses can be mixed up."""
+    to: builtins.int
+    """The number of the site that is asked."""
+    @builtins.property
+    def get(self) -> kv_pb2.GetRequest:
+        """As in KeyValue.Get."""
+
+    @builtins.property
+    def get_many(self) -> kv_pb2.GetManyRequest:
+        """As in KeyValue.GetMany."""
+
+    @builtins.property
+    def put(self) -> kv_pb2.PutRequest:
+        """As in KeyValue.Put."""
+
+    @builtins.property
+    def delete(self) -> kv_pb2.DeleteRequest:
+        """As in KeyValue.Delete."""
+
+    @builtins.property
+    def batch(self) -> kv_pb2.BatchRequest:
+        """As in KeyValue.Batch."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: builtins.str = ...,
+        to: builtins.int = ...,
+        get: kv_pb2.GetRequest | None = ...,
+        get_many: kv_pb2.GetManyRequest | None = ...,
+        put: kv_pb2.PutRequest | None = ...,
+        delete: kv_pb2.DeleteRequest | None = ...,
+        batch: kv_pb2.BatchRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["batch", b"batch", "call", b"call", "delete", b"delete", "get", b"get", "get_many", b"get_many", "put", b"put"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["batch", b"batch", "call", b"call", "cluster_id", b"cluster_id", "delete", b"delete", "get", b"get", "get_many", b"get_many", "put", b"put", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_call: _TypeAlias = typing.Literal["get", "get_many", "put", "delete", "batch"]  # noqa: Y015
+    _WhichOneofArgType_call: _TypeAlias = typing.Literal["call", b"call"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_call) -> _WhichOneofReturnType_call | None: ...
+
+@typing.final
+class ForwardResponse(message.Message):
+    """The answer, of the same kind as the call."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GET_FIELD_NUMBER: builtins.int
+    GET_MANY_FIELD_NUMBER: builtins.int
+    PUT_FIELD_NUMBER: builtins.int
+    DELETE_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def get(self) -> kv_pb2.GetResponse:
+        """To a get."""
+
+    @builtins.property
+    def get_many(self) -> kv_pb2.GetManyResponse:
+        """To a get of many."""
+
+    @builtins.property
+    def put(self) -> kv_pb2.PutResponse:
+        """To a put."""
+
+    @builtins.property
+    def delete(self) -> kv_pb2.DeleteResponse:
+        """To a delete."""
+
+    @builtins.property
+    def batch(self) -> kv_pb2.BatchResponse:
+        """To a batch."""
+
+    def __init__(
+        self,
+        *,
+        get: kv_pb2.GetResponse | None = ...,
+        get_many: kv_pb2.GetManyResponse | None = ...,
+        put: kv_pb2.PutResponse | None = ...,
+        delete: kv_pb2.DeleteResponse | None = ...,
+        batch: kv_pb2.BatchResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "batch", b"batch", "delete", b"delete", "get", b"get", "get_many", b"get_many", "put", b"put"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answer", b"answer", "batch", b"batch", "delete", b"delete", "get", b"get", "get_many", b"get_many", "put", b"put"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = typing.Literal["get", "get_many", "put", "delete", "batch"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...

@@ -28,8 +28,8 @@ if _version_not_supported:
 class PeerStub:
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     def __init__(self, channel):
@@ -43,18 +43,31 @@ class PeerStub:
                 request_serializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkRequest.SerializeToString,
                 response_deserializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkResponse.FromString,
                 _registered_method=True)
+        self.Forward = channel.unary_unary(
+                '/kvstore.peer.v1.Peer/Forward',
+                request_serializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardRequest.SerializeToString,
+                response_deserializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServicer:
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     def Link(self, request_iterator, context):
         """Opens a link. The first request is a hello, and nothing follows before it is accepted. A stream without a hello,
         a second hello, a number that is skipped: the receiver ends the stream with FAILED_PRECONDITION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Forward(self, request, context):
+        """Does a client's call about keys that the asking replica does not hold. Errors are those of KeyValue. A call that
+        this replica cannot do either is refused, never forwarded again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -68,6 +81,11 @@ def add_PeerServicer_to_server(servicer, server):
                     request_deserializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkRequest.FromString,
                     response_serializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkResponse.SerializeToString,
             ),
+            'Forward': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forward,
+                    request_deserializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardRequest.FromString,
+                    response_serializer=kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'kvstore.peer.v1.Peer', rpc_method_handlers)
@@ -79,8 +97,8 @@ def add_PeerServicer_to_server(servicer, server):
 class Peer:
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     @staticmethod
@@ -100,6 +118,33 @@ class Peer:
             '/kvstore.peer.v1.Peer/Link',
             kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkRequest.SerializeToString,
             kvstore_dot_peer_dot_v1_dot_peer__pb2.LinkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forward(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.peer.v1.Peer/Forward',
+            kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardRequest.SerializeToString,
+            kvstore_dot_peer_dot_v1_dot_peer__pb2.ForwardResponse.FromString,
             options,
             channel_credentials,
             insecure,

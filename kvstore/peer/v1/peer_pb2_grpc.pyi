@@ -43,8 +43,8 @@ GRPC_VERSION: str
 class PeerStub:
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     @typing.overload
@@ -55,13 +55,17 @@ class PeerStub:
     """Opens a link. The first request is a hello, and nothing follows before it is accepted. A stream without a hello,
     a second hello, a number that is skipped: the receiver ends the stream with FAILED_PRECONDITION.
     """
+    Forward: grpc.UnaryUnaryMultiCallable[peer_pb2.ForwardRequest, peer_pb2.ForwardResponse]
+    """Does a client's call about keys that the asking replica does not hold. Errors are those of KeyValue. A call that
+    this replica cannot do either is refused, never forwarded again.
+    """
 
 @typing.type_check_only
 class PeerAsyncStub(PeerStub):
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     def __init__(self, channel: aio.Channel) -> None: ...
@@ -69,12 +73,16 @@ class PeerAsyncStub(PeerStub):
     """Opens a link. The first request is a hello, and nothing follows before it is accepted. A stream without a hello,
     a second hello, a number that is skipped: the receiver ends the stream with FAILED_PRECONDITION.
     """
+    Forward: aio.UnaryUnaryMultiCallable[peer_pb2.ForwardRequest, peer_pb2.ForwardResponse]  # type: ignore[assignment]
+    """Does a client's call about keys that the asking replica does not hold. Errors are those of KeyValue. A call that
+    this replica cannot do either is refused, never forwarded again.
+    """
 
 class PeerServicer(metaclass=abc_1.ABCMeta):
     """What one replica asks of another.
 
-    Reads of keys that are placed elsewhere will be forwarded by a unary call of this service, in one hop, so that they
-    never wait in a link behind messages, nor messages behind them.
+    Forwarded calls are unary calls of their own, in one hop, so that they never wait in a link behind messages, nor
+    messages behind them.
     """
 
     @abc_1.abstractmethod
@@ -85,6 +93,16 @@ class PeerServicer(metaclass=abc_1.ABCMeta):
     ) -> typing.Union[abc.Iterator[peer_pb2.LinkResponse], abc.AsyncIterator[peer_pb2.LinkResponse]]:
         """Opens a link. The first request is a hello, and nothing follows before it is accepted. A stream without a hello,
         a second hello, a number that is skipped: the receiver ends the stream with FAILED_PRECONDITION.
+        """
+
+    @abc_1.abstractmethod
+    def Forward(
+        self,
+        request: peer_pb2.ForwardRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[peer_pb2.ForwardResponse, abc.Awaitable[peer_pb2.ForwardResponse]]:
+        """Does a client's call about keys that the asking replica does not hold. Errors are those of KeyValue. A call that
+        this replica cannot do either is refused, never forwarded again.
         """
 
 def add_PeerServicer_to_server(servicer: PeerServicer, server: typing.Union[grpc.Server, aio.Server]) -> None: ...
