@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvstore.client import Client as Client
+    from kvstore.client import Session as Session
     from kvstore.client import connect as connect
     from kvstore.errors import KvError as KvError
+    from kvstore.history import History as History
     from kvstore.values import ABSENT as ABSENT
     from kvstore.values import Change as Change
     from kvstore.values import Delete as Delete
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from kvstore.values import Get as Get
     from kvstore.values import Position as Position
     from kvstore.values import Put as Put
+    from kvstore.values import Read as Read
+    from kvstore.values import ReadMany as ReadMany
     from kvstore.values import Sibling as Sibling
     from kvstore.values import Version as Version
     from kvstore.values import Written as Written
@@ -39,9 +43,13 @@ __all__ = [
     "Delete",
     "Entry",
     "Get",
+    "History",
     "KvError",
     "Position",
     "Put",
+    "Read",
+    "ReadMany",
+    "Session",
     "Sibling",
     "Version",
     "Written",
@@ -49,7 +57,13 @@ __all__ = [
     "connect",
 ]
 
-_MODULES = {"Client": "kvstore.client", "connect": "kvstore.client", "KvError": "kvstore.errors"}  # else kvstore.values
+_MODULES = {  # all others: kvstore.values
+    "Client": "kvstore.client",
+    "History": "kvstore.history",
+    "KvError": "kvstore.errors",
+    "Session": "kvstore.client",
+    "connect": "kvstore.client",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from kvstore.commands import disk, keys, local, look
+from kvstore.commands import disk, keys, local, look, token
 from kvstore.commands.common import INTERRUPTED, PIPE_CLOSED, Ask, Exit, Output, cluster_option, exit_code, fail
 from kvstore.errors import KvError
 
@@ -108,7 +108,7 @@ def _end_with_standard_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-for one in (*keys.COMMANDS, *look.COMMANDS, *disk.COMMANDS, local.cluster):
+for one in (*keys.COMMANDS, *token.COMMANDS, *look.COMMANDS, *disk.COMMANDS, local.cluster):
     main.add_command(one)
 
 

@@ -33,6 +33,10 @@ class Operation(NamedTuple):
     expect: Version | None = None  # compare-and-set: what must be there now; ABSENT for nothing
     replaces: tuple[Version, ...] = ()  # where keys merge by siblings: what the writer has seen
 
+    @property
+    def size(self) -> int:
+        return len(self.key) + len(self.value or b"") + VERSION_BYTES * len(self.replaces)
+
 
 class Write(NamedTuple):
     """A client's request: all of its operations or none."""
@@ -45,9 +49,7 @@ class Write(NamedTuple):
 
     @property
     def size(self) -> int:
-        return sum(
-            [len(one.key) + len(one.value or b"") + VERSION_BYTES * len(one.replaces) for one in self.operations]
-        )
+        return sum([one.size for one in self.operations])
 
 
 class Envelope(NamedTuple):

@@ -170,7 +170,7 @@ class UnseenVersion(KvError):
     """A write is to replace a version that has not come to this replica yet."""
 
     reason = "UNSEEN_VERSION"
-    sentence = "version {version} of {key}, which is to be replaced, has not come to {site} yet; write with the session"
+    sentence = "version {version} of {key} has not come to {site} yet; write in the session that has seen it"
 
 
 class TooManySiblings(KvError):

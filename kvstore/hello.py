@@ -142,6 +142,16 @@ def is_forgetful(error: KvError, name: str) -> bool:
     return isinstance(error, Amnesia) and error.details.get("site") == name
 
 
+def fence_of(error: KvError) -> KvError:
+    """What a replica that lost its memory says to everybody from now on.
+
+    It was found by a field of its own hello. Told to others, that would be a field of *their* hello, and they would
+    take themselves for the one who forgot.
+    """
+    details = {name: value for name, value in error.details.items() if name != "field"}
+    return error_of(error.reason, str(error), details, definite=True)
+
+
 # A refusal on its way: the receiver's error becomes the sender's
 
 

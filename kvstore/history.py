@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import BadRequest, KvError, StorageFailed, Unavailable
 from kvstore.historyfile import LINES, File, Lines, Row, Segments, read_history
-from kvstore.terms import is_unordered
+from kvstore.terms import is_unordered, named_versions
 from kvstore.values import Delete, Entry, Get, Put, Read, Written
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class History:
         self._waiting: Queue[list[Row] | None] = Queue(WAITING_MAX)
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self.outside = Diary(self, "")  # of calls without a session
+        # Of calls without a session. Many histories may tell of one run; such calls must not look like the same.
+        self.outside = Diary(self, "", first=int(self._writer[:6], 16) << 32)
 
     def _segments(self) -> Segments:
         return Segments(self.path, writer=self._writer, values=self._values)
@@ -134,12 +135,12 @@ class History:
 class Diary:
     """What one session did, in its order; the one without a name is of all calls that have no session."""
 
-    def __init__(self, history: History, session: str) -> None:
+    def __init__(self, history: History, session: str, *, first: int = 0) -> None:
         self._history = history
         self._session = session
         self._lock = threading.Lock()
-        self._index = count()
-        self._transaction = count()
+        self._index = count(first)
+        self._transaction = count(first)
 
     def answered(self, call: Call[Any], result: Any, *, site: str, started_ns: int, token: bytes = b"") -> None:
         self._call(call, call.items(result), site=site, started_ns=started_ns, token=token)
@@ -167,7 +168,7 @@ class Diary:
                 diary.note([one], site=site, started_ns=started_ns, token=token)
         else:
             diary = self._history.outside if is_unordered(call.request) else self
-            diary.note(both, site=site, started_ns=started_ns, token=token)
+            diary.note(both, site=site, started_ns=started_ns, token=token, replaced=named_versions(call.request))
 
     def page(self, entries: Sequence[Entry], source: Scanning, *, started_ns: int) -> None:
         """Of a scan."""
@@ -175,8 +176,16 @@ class Diary:
         token = source.strand.memory.token if source.strand.memory is not None else b""
         diary.note([(Get(one.key), one) for one in entries], site=source.site, started_ns=started_ns, token=token)
 
-    def note(self, done: Sequence[tuple[Operation, Item]], *, site: str, started_ns: int, token: bytes = b"") -> None:
-        """Rows of one moment."""
+    def note(
+        self,
+        done: Sequence[tuple[Operation, Item]],
+        *,
+        site: str,
+        started_ns: int,
+        token: bytes = b"",
+        replaced: Sequence[list[str]] = (),
+    ) -> None:
+        """Rows of one moment. `replaced`: the versions that each of its writes named."""
         ended_ns = time.monotonic_ns()
         name = digest(token) if token and self._session else None
         with self._lock:
@@ -184,6 +193,8 @@ class Diary:
             rows = [
                 self._row(operation, item, transaction, site, started_ns, ended_ns, name) for operation, item in done
             ]
+            for row, versions in zip(rows, replaced, strict=False):
+                row.replaces = versions or None
             if rows:
                 self._history.append(rows)
 

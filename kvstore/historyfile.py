@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1  # greater when a column changes its meaning or goes
 _SEGMENT = re.compile(r"history-[0-9a-f]+-[0-9]{19}\.parquet")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     run: str
     session: str  # empty: a call without one
@@ -42,6 +42,7 @@ class Row:
     outcome: str  # ok, fail, unknown
     token: str | None  # a digest of the session's token after the call
     expires: bool  # the write had a time to live, or what was read a deadline
+    replaces: list[str] | None = None  # the versions that a write named, where keys have siblings
 
 
 COLUMNS = (
@@ -60,6 +61,7 @@ COLUMNS = (
     Column("outcome", "string"),
     Column("token", "string", True),
     Column("expires", "bool"),
+    Column("replaces", "list<string>", True),
 )
 
 

@@ -114,9 +114,10 @@ class Notes:
             except CausalError as error:
                 raise ClusterMismatch(str(error), what="witness", here="-", there="-") from None
 
-    def witness_delivery(self, dot: Dot, carried: bytes) -> None:
-        if self.witness is None:
+    def witness_delivery(self, message: Message, carried: bytes) -> None:
+        if self.witness is None or message.is_extra:  # one that the protocol made for itself carries no order on
             return
         if carried:
             self.witness[:] = map(max, self.witness, Reader(carried).numbers(self._sites))
-        self.witness[dot.site] = max(self.witness[dot.site], dot.seq)
+        site, seq = message.dot
+        self.witness[site] = max(self.witness[site], seq)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from causal.blocks import Reader, pack_count, pack_numbers
 from causal.errors import Malformed
-from causal.model import Dot
+from causal.model import Dot, Site
 
 SEEN_MAX = 16  # messages that a session remembers to have seen since its last write; beyond it: None, everything
 
@@ -28,15 +28,18 @@ class Past(NamedTuple):
     seen: Seen = None
     witness: bytes = b""  # a plain vector clock, only where tracing is on
     name: str = ""  # of the token it came in, for traces
+    home: tuple[Site, int] | None = None  # all of it is in this commit of this site; None: not known. It is not packed
 
     def merged(self, other: Past) -> Past:
-        """What a session has seen that has seen both."""
-        context = other.context
-        if self.context is not context:
-            merged = self.context.merged(context)
-            context = context if merged == context else merged  # the same again is then found without a look
+        """What a session has seen that has seen both. Of two pasts of one replica the later has all of the other."""
+        if not self.time:  # it has seen nothing yet
+            return other._replace(name=self.name)
+        time, seen = max(self.time, other.time), merged_seen(self.seen, other.seen)
+        if self.home and other.home and self.home[0] == other.home[0]:
+            later = self if self.home > other.home else other
+            return later._replace(time=time, seen=seen, name=self.name)
         witness = merged_witness(self.witness, other.witness)
-        return Past(context, max(self.time, other.time), merged_seen(self.seen, other.seen), witness, self.name)
+        return Past(self.context.merged(other.context), time, seen, witness, self.name)
 
 
 def merged_seen(one: Seen, other: Seen) -> Seen:

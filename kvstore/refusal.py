@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from causal.errors import FromTheFuture
 from causal.model import Mask, sites_of
+from kvstore.clock import time_ms
 from kvstore.effects import ABSENT, Operation, Write
 from kvstore.errors import (
     Amnesia,
@@ -23,7 +24,8 @@ from kvstore.errors import (
     VersionMismatch,
 )
 from kvstore.merge import siblings_max
-from kvstore.update import REPLACES_MAX, Record, Version, escape, living, records_of
+from kvstore.past import Past
+from kvstore.update import REPLACES_MAX, Update, Version, escape, living, records_of
 
 if TYPE_CHECKING:
     from kvstore.replica import Replica
@@ -48,11 +50,17 @@ def refusal_of_site(replica: Replica, write: Write, to: Mask) -> KvError | None:
 
 
 def refusal_of_past(replica: Replica, write: Write) -> KvError | None:
-    """Because the session that writes has seen what is not here. Whoever brings the write has waited for it."""
-    if write.past is None:
-        return None
+    """Because the session that writes has seen what is not here. Whoever brings the write has waited for it.
+
+    Without a session, because of a version that it is said to follow.
+    """
     sites = replica.cluster.sites
     name = sites[replica.site].name
+    if write.past is None:
+        for version in write.depends:
+            if replica.messages.of((version,)) is None and version.time > _heard(replica, version.site):
+                return UnseenVersion(version=str(version), key="what it depends on", site=name)
+        return None
     try:
         missing = replica.ordering.first_missing(write.past.context)
     except FromTheFuture:  # it names a message of ours that we do not know to have sent (SAFETY 3)
@@ -63,9 +71,10 @@ def refusal_of_past(replica: Replica, write: Write) -> KvError | None:
     return None
 
 
-def refusal_of_key(replica: Replica, one: Operation, record: Record | None, clock_ms: int) -> KvError | None:
-    """Because of what is under the key."""
-    values = living(record, clock_ms)
+def refusal_of_key(replica: Replica, one: Operation, past: Past | None, clock_ms: int) -> KvError | None:
+    """Because of what is under the key. What a session saw expire is gone, also by a clock that is behind."""
+    record = replica.keys.record(one.key)
+    values = living(record, clock_ms if past is None else max(clock_ms, time_ms(past.time)))
     if one.expect is not None:
         found = [value.version for value in values] or [ABSENT]
         if found != [one.expect]:
@@ -84,16 +93,22 @@ def refusal_of_key(replica: Replica, one: Operation, record: Record | None, cloc
     return None
 
 
-def replaced(replica: Replica, one: Operation, earlier: Version | None) -> tuple[Version, ...]:
+def replaced(replica: Replica, one: Operation, before: Update | None) -> tuple[Version, ...]:
     """Where keys merge by siblings, what a write takes away: of what is here, what its client names; with a condition,
-    or for a delete that names nothing, all of it; and what the same write has put there just before.
+    or for a delete that names nothing, all of it; and what the same write took away before, in another operation.
 
     What is named and not here any more was replaced here before, so it is replaced everywhere before this write.
     """
     is_named = one.expect is None and (one.replaces or one.value is not None)
     here = [value.version for value in replica.keys.records(one.key)]
     gone = [version for version in here if not is_named or version in one.replaces]
-    return (*gone, earlier) if earlier is not None else tuple(gone)
+    return tuple(gone) if before is None else tuple(dict.fromkeys((*before.replaces, *gone)))
+
+
+def taken_unnamed(replica: Replica, write: Write) -> list[Version]:
+    """What its deletes may take away without naming it."""
+    deletes = [one.key for one in write.operations if one.value is None and replica.keys.is_siblings(one.key)]
+    return [value.version for key in deletes for value in replica.keys.records(key)]
 
 
 def _heard(replica: Replica, site: int) -> int:

@@ -44,7 +44,7 @@ from kvstore.notes import Notes
 from kvstore.opening import opened
 from kvstore.past import Past, pack_dots
 from kvstore.placement import Placement, merges_of
-from kvstore.refusal import refusal_of_key, refusal_of_past, refusal_of_site, replaced
+from kvstore.refusal import refusal_of_key, refusal_of_past, refusal_of_site, replaced, taken_unnamed
 from kvstore.requests import Requests
 from kvstore.storage.contract import Batch, Snapshot
 from kvstore.sweep import sweep
@@ -115,7 +115,7 @@ class Replica:
         delivered = tuple(self.ordering.delivered)
         time, past = self.clock.latest, None
         if self.ordering.is_causal:
-            past = Past(self.ordering.token(), time, None, self.notes.witness_now())
+            past = Past(self.ordering.token(), time, None, self.notes.witness_now(), home=(self.site, number))
         return Committed(number, past, delivered, time, self.keys.changes)
 
     def ordering_units(self) -> int:
@@ -155,26 +155,24 @@ class Replica:
         if refusal is not None:
             self._step.answers[place] = refusal
             return
-        deleted = [one.key for one in write.operations if one.value is None and self.keys.is_siblings(one.key)]
-        taken = [value.version for key in deleted for value in self.keys.records(key)]
-        meaning = meaning_of(write, self.messages, taken)
+        meaning = meaning_of(write, self.messages, taken_unnamed(self, write))
         if write.past is not None:
             self._land(write.past, adopts=meaning.semantic or not self.ordering.heeds_meaning)
         run = self._run(to, write.size, len(write.operations))
-        versions = []
-        earlier: dict[bytes, Version] = {}  # what this very write has put under a key with siblings
+        version = Version(
+            self.clock.tick(self._now_ms), self.site
+        )  # one for all: of two writes the same wins everywhere
+        updates: dict[bytes, Update] = {}
         for one in write.operations:
-            replaces: tuple[Version, ...] = ()
-            if self.keys.is_siblings(one.key):
-                replaces = replaced(self, one, earlier.get(one.key))
-            version = Version(self.clock.tick(self._now_ms), self.site)
+            replaces = replaced(self, one, updates.get(one.key)) if self.keys.is_siblings(one.key) else ()
             expires_ms = self._clock_ms() + one.ttl_ms if one.ttl_ms else 0
-            run.updates.append(Update(one.key, one.value, version, expires_ms, replaces))
-            versions.append(version)
-            earlier[one.key] = version
+            updates[one.key] = Update(
+                one.key, one.value, version, expires_ms, replaces
+            )  # of two on a key the later stays
+        run.updates += updates.values()
         run.meaning = meaning if run.meaning is None else run.meaning.also(meaning)
         run.places.append(place)
-        written = Written(tuple(versions), self._step.batch.number)
+        written = Written((version,) * len(write.operations), self._step.batch.number)
         self._step.answers[place] = written
         self.requests.remember(write.request_id, written, self._step.batch)
 
@@ -184,7 +182,8 @@ class Replica:
         What is part of it already needs nothing: sessions that stay do not keep writes from sharing a message.
         """
         self.clock.merge(past.time)
-        if not adopts or self.ordering.context.joined(past.context, self.site) == self.ordering.context:
+        is_here = past.home is not None and past.home[0] == self.site
+        if is_here or not adopts or self.ordering.context.joined(past.context, self.site) == self.ordering.context:
             return
         self._close()
         self.notes.adopted(past, self.ordering.clock)
@@ -206,7 +205,7 @@ class Replica:
         for one in write.operations:
             if refusal is None and (one.expect is not None or self.keys.is_siblings(one.key)):
                 self._close()  # what this step has written so far is under its keys only then
-                refusal = refusal_of_key(self, one, self.keys.record(one.key), self._clock_ms())
+                refusal = refusal_of_key(self, one, write.past, self._clock_ms())
         return refusal
 
     def _run(self, to: Mask, size: int, updates: int) -> OpenMessage:
@@ -341,7 +340,7 @@ class Replica:
             self.notes.note("released", message, peer, envelope)
         self.notes.note("delivered", message, peer, envelope, updates=len(updates))
         self.recent.append(message)
-        self.notes.witness_delivery(message.dot, envelope.witness)
+        self.notes.witness_delivery(message, envelope.witness)
         self.clock.merge(envelope.time)
         won = self._apply(updates, message.dot)
         self.notes.applied(message.dot, peer, won, envelope.number, envelope.time)

@@ -32,7 +32,7 @@ from kvstore.past import Past, pack_dots, unpack_dots
 
 FORMAT = 1  # of a token; any other is refused
 DIGEST_BYTES = 16
-CACHED = 1024  # tokens that were opened or sealed lately, and need not be opened again
+CACHED = 4096  # tokens that were opened or sealed lately, and need not be opened again
 
 _TIME = Struct("<Q")
 _CONTENT_AT = 1 + DIGEST_BYTES
@@ -48,9 +48,7 @@ class Seal:
         self._bytes_max = cluster.limits.token_bytes_max
         self._protocol = cluster.protocol
         if cluster.session_key_file and not cluster.session_keys:
-            raise ConfigError(
-                file="-", key="auth.session_key_file", why="it was not read; whoever seals tokens needs it"
-            )
+            raise ConfigError(file="-", key="auth.session_key_file", why="it was not read, and tokens need its keys")
         hashes = cluster.hashes()
         parts = (cluster.cluster_id, hashes.protocol, hashes.placement)
         domain = b"".join(pack_text(part.encode()) for part in parts)

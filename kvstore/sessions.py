@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import NamedTuple
 
-from causal.model import Dot
+from causal.model import Dot, Missing
 from kvstore.clock import COUNTER_BITS, TIME_MAX, time_ms
 from kvstore.config import Cluster, SiteConfig
 from kvstore.effects import Committed, Write, Written
-from kvstore.errors import Amnesia, DeadlineExceeded, KvError, PastMissing, TooManyWaiting, TooStale
+from kvstore.errors import Amnesia, DeadlineExceeded, KvError, PastMissing, Stopping, TooManyWaiting, TooStale
 from kvstore.loop import Loop
 from kvstore.past import Past, merged_seen, some_dots
 from kvstore.replica import Replica
@@ -79,6 +79,12 @@ class Sessions:
         self._lost_memory = lost_memory
         self._most = cluster.limits.waits_max
         self._moved = asyncio.Event()  # something became true since the last look
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Whoever waits hears that the replica is stopping."""
+        self._is_closed = True
+        self.moved()
 
     def moved(self) -> None:
         """The loop made something true: whoever waits may look again."""
@@ -96,11 +102,26 @@ class Sessions:
                 raise self._amnesia(past)
             missing = past.context.first_missing(number, committed.delivered)
             if missing is not None:
-                origin, name = self._cluster.sites[missing.site].name, self._site.name
-                return Lack(lambda ms: PastMissing(site=name, origin=origin, seq=missing.seq, waited_ms=ms))
+                return self._lacking(missing)
         if wanted.bound_ms is not None and self._loop.fresh < (asked_ms - wanted.bound_ms) << COUNTER_BITS:
             return Lack(lambda ms: self._stale(wanted.bound_ms or 0))
         return None
+
+    def lack_of_old(self, wanted: Wanted, committed: Committed) -> Lack | None:
+        """The same for a moment that is over. `lack` may look at the present alone: a past leaves out what it knows to
+        be delivered here, and that knowledge may be younger than the moment."""
+        past, then = wanted.past, committed.past
+        if past is None or then is None or not wanted.waits:
+            return None
+        for origin in self._cluster.sites:
+            newest = past.context.highest(origin.number)
+            if newest > then.context.highest(origin.number):
+                return self._lacking(Missing(origin.number, newest))
+        return None
+
+    def _lacking(self, missing: Missing) -> Lack:
+        origin, name = self._cluster.sites[missing.site].name, self._site.name
+        return Lack(lambda ms: PastMissing(site=name, origin=origin, seq=missing.seq, waited_ms=ms))
 
     def staleness_ms(self) -> int | None:
         """Everything that was written longer ago, as clocks tell, is here; None: not known."""
@@ -116,6 +137,8 @@ class Sessions:
             raise lack.error(round((monotonic() - asked_s) * 1000))
         if self.waiting >= self._most:
             raise TooManyWaiting(limit=self._most, what="requests that wait for their session's past")
+        if self._is_closed:
+            raise Stopping(site=self._site.name)
         self.waiting += 1
         try:
             if not await self._moves(left_s):

@@ -84,5 +84,16 @@ def is_bounded(request: Any) -> bool:
 
 
 def is_unordered(request: Any) -> bool:
-    """It does not wait for what its session has seen."""
-    return bool(request.freshness.level == Level.ANY)
+    """It does not wait for what its session has seen, or was said not to follow it."""
+    has_less = "dependencies" in request.DESCRIPTOR.fields_by_name and request.HasField("dependencies")
+    return bool(has_less or request.freshness.level == Level.ANY)
+
+
+def named_versions(request: Any) -> list[list[str]]:
+    """The versions that each write of a request replaces, as it was sent; nothing for a read."""
+    fields = request.DESCRIPTOR.fields_by_name
+    if "operations" in fields:
+        writes = [getattr(one, one.WhichOneof("operation")) for one in request.operations]
+    else:
+        writes = [request] if "replaces" in fields else []
+    return [[str(Version(version.time, version.site)) for version in one.replaces] for one in writes]

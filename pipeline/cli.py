@@ -64,13 +64,13 @@ def audit(
         try:
             formats, verdict = _judge(group, format_, [one.encode() for one in siblings], is_complete=not incomplete)
         except (AuditError, OSError) as error:
-            click.echo(f"kvstore-pipeline: {name}: {_sentence(error)}", err=True)
+            click.echo(f"kvstore-pipeline: {click.format_filename(name)}: {_sentence(error)}", err=True)
             exit_code = WRONG_USE
             continue
         click.echo(verdict.line(name, formats[0]))
         if explain:
             for violation in verdict.violations():
-                click.echo(f"{name}: {violation}", err=True)
+                click.echo(f"{click.format_filename(name)}: {violation}", err=True)
         if not verdict.holds:
             exit_code = exit_code or VIOLATED
     sys.exit(exit_code)
@@ -106,9 +106,16 @@ def _with_progress(groups: Sequence[list[Path]]) -> Iterator[list[Path]]:
     """The groups, one after another. Whoever looks at a terminal for long learns how far we are."""
     began = time.monotonic()
     for number, group in enumerate(groups):
-        if sys.stderr.isatty() and time.monotonic() - began > PATIENCE_S:
-            click.echo(f"\r{number} of {len(groups)} judged", nl=number == len(groups) - 1, err=True)
+        is_late = _is_watched() and number > 0 and time.monotonic() - began > PATIENCE_S
+        if is_late:
+            click.echo(f"\r{number} of {len(groups)} judged", nl=False, err=True)
         yield group
+        if is_late and number == len(groups) - 1:
+            click.echo("\r\033[K", nl=False, err=True)
+
+
+def _is_watched() -> bool:
+    return sys.stderr.isatty()
 
 
 def _sentence(error: AuditError | OSError) -> str:

@@ -91,11 +91,12 @@ class Ask:
     timeout_s: float
     token: bytes | None = None  # of the session; empty: one that begins; None: no session
 
-    def cluster(self) -> Cluster:
+    def cluster(self, *, with_keys: bool = False) -> Cluster:
+        """As its file says; who only asks need not be able to read its secrets."""
         if self.cluster_file is None:
             fail(Exit.WRONG_USE, "which cluster? Name its file with --cluster FILE or in KVSTORE_CLUSTER")
         path = self.cluster_file
-        return load_cluster(path / "cluster.toml" if path.is_dir() else path)
+        return load_cluster(path / "cluster.toml" if path.is_dir() else path, with_keys=with_keys)
 
     def endpoints(self) -> list[str]:
         """The one replica that was named, or all of them, for the client to choose from."""
@@ -129,7 +130,7 @@ class Ask:
             fail(exit_code(error), f"{error}; the write may have been done all the same")
 
     def told(self, store: Client | Session, **facts: object) -> dict[str, object]:
-        """Facts beside the answer, and the session's new token: for the JSON that is printed, else on standard error."""
+        """Facts beside the answer, and the session's new token: for the JSON to print, else on standard error."""
         if self.token is not None:
             facts["session"] = token_text(cast("Session", store).token())
         if self.output is Output.JSON:

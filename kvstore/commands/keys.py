@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -14,7 +14,7 @@ from kvstore.commands.common import (
     Ask,
     Exit,
     Output,
-    asking,
+    asking_keys,
     duration_option,
     escape_option,
     fail,
@@ -22,26 +22,18 @@ from kvstore.commands.common import (
     print_lines,
     raw,
 )
+from kvstore.commands.entries import KEY_WIDTH, VALUE_WIDTH, entry_json, print_entries, print_written
 from kvstore.commands.operations import operations_in
+from kvstore.commands.options import depending, fresh, if_version_option, replaces_option
 from kvstore.show import shorten, table, to_json
 from kvstore.update import escape
-from kvstore.values import ABSENT, Change, Delete, Entry, Position, Version
+from kvstore.values import ABSENT, Change, Delete, Entry, Position, ReadMany, Version
 
 if TYPE_CHECKING:
     from kvstore.reader import Watch
+    from kvstore.verbs import Verbs
 
-KEY_WIDTH, VALUE_WIDTH = 40, 60  # columns of a table; what is longer is cut, and ends with …
-TABLE_ROWS = 200  # rows of a scan that share their column widths; further ones come as a table of their own
 _POSITION = re.compile(r"(\d{1,5})-(\d{1,20})-(\d{1,20})")
-
-
-def _version(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Version | None:
-    return None if text is None else Version.parse(text)
-
-
-if_version_option = click.option(
-    "--if-version", callback=_version, metavar="VERSION", help="Only if the key has this version at the replica."
-)
 
 
 # One key
@@ -54,8 +46,10 @@ if_version_option = click.option(
 @duration_option("--ttl", help="How long the value lives: 500ms, 30s, 5m, 2h, 7d.")
 @if_version_option
 @click.option("--if-absent", is_flag=True, help="Only if the replica has nothing under the key.")
+@replaces_option
+@depending
 @escape_option
-@asking
+@asking_keys
 def put(
     ask: Ask,
     key: str,
@@ -64,6 +58,8 @@ def put(
     ttl: int | None,
     if_version: Version | None,
     if_absent: bool,
+    replaces: list[Version] | None,
+    depends: Mapping[str, Any],
     is_escaped: bool,
 ) -> None:
     """Write VALUE under KEY and print the version of the write.
@@ -86,18 +82,28 @@ def put(
         data = file.read()
     else:
         data = sys.stdin.buffer.read() if value == "-" else raw(value or "", is_escaped=is_escaped)
-    expect = ABSENT if if_absent else if_version
-    with ask.connect_to_write() as kv:
-        written = kv.put(raw(key, is_escaped=is_escaped), data, ttl_ms=ttl, expect=expect)
-    _print_written(ask, raw(key, is_escaped=is_escaped), written.version, written.site, written.commit)
+    name, expect = raw(key, is_escaped=is_escaped), ABSENT if if_absent else if_version
+    with ask.store_to_write() as store:
+        written = store.put(name, data, ttl_ms=ttl, expect=expect, replaces=replaces, **depends)
+        told = ask.told(store)
+    print_written(ask, name, written, told)
 
 
 @click.command()
 @click.argument("key")
 @if_version_option
+@replaces_option
+@depending
 @escape_option
-@asking
-def delete(ask: Ask, key: str, if_version: Version | None, is_escaped: bool) -> None:
+@asking_keys
+def delete(
+    ask: Ask,
+    key: str,
+    if_version: Version | None,
+    replaces: list[Version] | None,
+    depends: Mapping[str, Any],
+    is_escaped: bool,
+) -> None:
     """Delete KEY and print the version of the delete. Deleting what is not there succeeds.
 
     \b
@@ -105,26 +111,18 @@ def delete(ask: Ask, key: str, if_version: Version | None, is_escaped: bool) -> 
       kvstore delete color --if-version 018bcfe568000003-2
     """
     name = raw(key, is_escaped=is_escaped)
-    with ask.connect_to_write() as kv:
-        written = kv.delete(name, expect=if_version)
-    _print_written(ask, name, written.version, written.site, written.commit)
-
-
-def _print_written(ask: Ask, key: bytes, version: Version, site: str, commit: int) -> None:
-    if ask.output is Output.PLAIN:
-        click.echo(str(version))
-    elif ask.output is Output.JSON:
-        print_json({"key": to_json(key), "version": str(version), "site": site, "commit": commit})
-    else:
-        row = (shorten(key, KEY_WIDTH), str(version), site, commit)
-        print_lines(table(("key", "version", "site", "commit"), [row]))
+    with ask.store_to_write() as store:
+        written = store.delete(name, expect=if_version, replaces=replaces, **depends)
+        told = ask.told(store)
+    print_written(ask, name, written, told)
 
 
 @click.command()
 @click.argument("keys", nargs=-1, required=True, metavar="KEY…")
+@fresh
 @escape_option
-@asking
-def get(ask: Ask, keys: Sequence[str], is_escaped: bool) -> None:
+@asking_keys
+def get(ask: Ask, keys: Sequence[str], freshness: Mapping[str, Any], is_escaped: bool) -> None:
     """Read KEY; exit 1 if it is not there. Several keys are read at one moment.
 
     Plain output of one key is its value alone, byte for byte, without a line end. Several keys are shown as `scan`
@@ -134,20 +132,43 @@ def get(ask: Ask, keys: Sequence[str], is_escaped: bool) -> None:
       kvstore get color
       kvstore get photo > photo.jpg
       kvstore get question answer --site b --output json
+      kvstore get color --site b --session "$TOKEN"
+      kvstore get color --freshness any
     """
     names = [raw(key, is_escaped=is_escaped) for key in keys]
-    with ask.connect() as kv:
-        if len(names) == 1:
-            entry = kv.get(names[0])
-            found = {names[0]: entry} if entry is not None else {}
-        else:
-            found = kv.get_many(names)
-    if len(names) == 1 and found and ask.output is Output.PLAIN:
-        _write_bytes(found[names[0]].value)
-    else:
-        _print_entries(ask, [found[name] for name in dict.fromkeys(names) if name in found])
-    if missing := [name for name in dict.fromkeys(names) if name not in found]:
+    with ask.store() as store:
+        found = _read(store, names, freshness)
+        is_fresh = all(value is None for value in freshness.values())
+        told = ask.told(store, **({} if is_fresh else {"site": found.site, "staleness_ms": found.staleness_ms}))
+    entries = [found.entries[name] for name in dict.fromkeys(names) if name in found.entries]
+    _print_found(ask, entries, told, is_one=len(names) == 1)
+    if missing := [name for name in dict.fromkeys(names) if name not in found.entries]:
         fail(Exit.NOT_FOUND, f"{', '.join(escape(name) for name in missing)}: not found")
+
+
+def _read(store: Verbs, names: Sequence[bytes], freshness: Mapping[str, Any]) -> ReadMany:
+    if len(names) > 1:
+        return store.read_many(names, **freshness)
+    entry, site, commit, staleness_ms = store.read(names[0], **freshness)
+    return ReadMany({} if entry is None else {names[0]: entry}, site, commit, staleness_ms)
+
+
+def _print_found(ask: Ask, entries: Sequence[Entry], told: Mapping[str, object], *, is_one: bool) -> None:
+    if is_one and entries and ask.output is Output.PLAIN:
+        if others := len(entries[0].siblings):
+            click.echo(f"{others} more values were written concurrently; --output table shows them", err=True)
+        _write_bytes(entries[0].value)
+    elif is_one and entries and ask.output is Output.JSON:
+        print_json({**entry_json(entries[0]), **told})
+    else:
+        print_entries(ask, entries)
+        _print_told(told)
+
+
+def _print_told(told: Mapping[str, object]) -> None:
+    """In JSON, after the lines that it is about."""
+    if told:
+        print_json(told)
 
 
 def _write_bytes(value: bytes) -> None:
@@ -162,8 +183,9 @@ def _write_bytes(value: bytes) -> None:
 
 @click.command()
 @click.argument("operations", type=click.File("rb"), default="-", metavar="[FILE]")
-@asking
-def batch(ask: Ask, operations: BinaryIO) -> None:
+@depending
+@asking_keys
+def batch(ask: Ask, operations: BinaryIO, depends: Mapping[str, Any]) -> None:
     """Do all of many writes, or none, and print their versions. Reads JSON lines from FILE or standard input.
 
     \b
@@ -181,13 +203,14 @@ def batch(ask: Ask, operations: BinaryIO) -> None:
         fail(Exit.WRONG_USE, str(error))
     if not found:
         fail(Exit.WRONG_USE, "a batch needs at least one operation")
-    with ask.connect_to_write() as kv:
-        written = kv.batch(found)
+    with ask.store_to_write() as store:
+        written = store.batch(found, **depends)
+        told = ask.told(store)
     versions = [str(version) for version in written.versions]
     if ask.output is Output.PLAIN:
         print_lines(versions)
     elif ask.output is Output.JSON:
-        print_json({"versions": versions, "site": written.site, "commit": written.commit})
+        print_json({"versions": versions, "site": written.site, "commit": written.commit, **told})
     else:
         rows = [
             ("delete" if isinstance(one, Delete) else "put", shorten(one.key, KEY_WIDTH), version)
@@ -202,9 +225,21 @@ def batch(ask: Ask, operations: BinaryIO) -> None:
 @click.option("--end", default="", metavar="KEY", help="The first key that does not belong to it any more.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 @click.option("--keys", "only_keys", is_flag=True, help="Print the keys alone.")
+@click.option("--only-held", is_flag=True, help="Only what the replica holds, where keys are placed elsewhere too.")
+@fresh
 @escape_option
-@asking
-def scan(ask: Ask, prefix: str, start: str, end: str, limit: int | None, only_keys: bool, is_escaped: bool) -> None:
+@asking_keys
+def scan(
+    ask: Ask,
+    prefix: str,
+    start: str,
+    end: str,
+    limit: int | None,
+    only_keys: bool,
+    only_held: bool,
+    freshness: Mapping[str, Any],
+    is_escaped: bool,
+) -> None:
     """Print all keys that begin with PREFIX, or lie in a range, with their values, in byte order.
 
     Plain output is a key, a tab and a value a line, with \\xNN for bytes that are not readable; JSON is an object a
@@ -216,44 +251,10 @@ def scan(ask: Ask, prefix: str, start: str, end: str, limit: int | None, only_ke
       kvstore scan --start a --end b --keys
     """
     begins, first, stop = (raw(text, is_escaped=is_escaped) for text in (prefix, start, end))
-    with ask.connect() as kv:
-        _print_entries(ask, kv.scan(begins, start=first, end=stop, limit=limit), only_keys=only_keys)
-
-
-def _print_entries(ask: Ask, entries: Iterable[Entry], *, only_keys: bool = False) -> None:
-    rows: list[Entry] = []
-    for entry in entries:
-        if ask.output is Output.JSON:
-            print_json({"key": to_json(entry.key)} if only_keys else _entry_json(entry))
-        elif ask.output is Output.PLAIN:
-            click.echo(escape(entry.key) if only_keys else f"{escape(entry.key)}\t{escape(entry.value)}")
-        else:
-            rows.append(entry)
-            if len(rows) == TABLE_ROWS:
-                _print_table(rows, only_keys=only_keys)
-                rows = []
-    if rows:
-        _print_table(rows, only_keys=only_keys)
-
-
-def _print_table(entries: Sequence[Entry], *, only_keys: bool) -> None:
-    if only_keys:
-        print_lines(escape(entry.key) for entry in entries)
-        return
-    rows = [(shorten(one.key, KEY_WIDTH), shorten(one.value, VALUE_WIDTH), str(one.version)) for one in entries]
-    print_lines(table(("key", "value", "version"), rows))
-
-
-def _entry_json(entry: Entry) -> dict[str, object]:
-    shown: dict[str, object] = {
-        "key": to_json(entry.key),
-        "value": to_json(entry.value),
-        "version": str(entry.version),
-        "expires_ms": entry.expires_ms or None,
-    }
-    if entry.siblings:
-        shown["siblings"] = [{"value": to_json(one.value), "version": str(one.version)} for one in entry.siblings]
-    return shown
+    with ask.store() as store:
+        entries = store.scan(begins, start=first, end=stop, limit=limit, only_held=only_held, **freshness)
+        print_entries(ask, entries, only_keys=only_keys)
+        _print_told(ask.told(store))
 
 
 # Changes
@@ -273,9 +274,17 @@ def _position(_context: click.Context, _parameter: click.Parameter, text: str | 
 @click.argument("prefix", default="")
 @click.option("--from", "position", callback=_position, metavar="POSITION", help="Go on after an earlier watch.")
 @click.option("--limit", type=click.IntRange(1), help="End after so many changes.")
+@fresh
 @escape_option
-@asking
-def watch(ask: Ask, prefix: str, position: Position | None, limit: int | None, is_escaped: bool) -> None:
+@asking_keys
+def watch(
+    ask: Ask,
+    prefix: str,
+    position: Position | None,
+    limit: int | None,
+    freshness: Mapping[str, Any],
+    is_escaped: bool,
+) -> None:
     """Print every change of the keys that begin with PREFIX, as one replica applies it; Ctrl-C ends it.
 
     A line a change: put or delete, key, value, version; with JSON also the position to go on from. A restart of the
@@ -287,20 +296,23 @@ def watch(ask: Ask, prefix: str, position: Position | None, limit: int | None, i
       kvstore watch --site a --from 0-1-523
     """
     name = raw(prefix, is_escaped=is_escaped)
-    with suppress(KeyboardInterrupt), ask.connect() as kv, kv.watch(name, position=position) as changes:
-        click.echo(f"watching at {changes.site}, from {_shown(changes.position)}", err=True)
-        for number, change in enumerate(changes, start=1):
-            _print_change(ask, change, changes)
-            if number == limit:
-                break
+    with ask.store() as store:
+        with suppress(KeyboardInterrupt), store.watch(name, position=position, **freshness) as changes:
+            click.echo(f"watching at {changes.site}, from {_shown(changes.position)}", err=True)
+            for number, change in enumerate(changes, start=1):
+                _print_change(ask, change, changes, ask.told(store) if ask.output is Output.JSON else {})
+                if number == limit:
+                    break
+        if ask.output is not Output.JSON:
+            ask.told(store)
 
 
-def _print_change(ask: Ask, change: Change, changes: Watch) -> None:
+def _print_change(ask: Ask, change: Change, changes: Watch, told: Mapping[str, object]) -> None:
     kind = "delete" if change.value is None else "put"
     if ask.output is Output.JSON:
         value = None if change.value is None else to_json(change.value)
         at = {"version": str(change.version), "position": _shown(changes.position)}
-        print_json({"change": kind, "key": to_json(change.key), "value": value, **at})
+        print_json({"change": kind, "key": to_json(change.key), "value": value, **at, **told})
     elif ask.output is Output.PLAIN:
         click.echo("\t".join((kind, escape(change.key), escape(change.value or b""), str(change.version))))
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -219,7 +219,8 @@ def _alarm_lines(answers: list[Answer]) -> Iterator[str]:
 @click.option("--limit", type=click.IntRange(1), help="At most so many a site: those that have waited longest.")
 @asking_for(LOOK_TIMEOUT)
 def explain(ask: Ask, message: str | None, limit: int | None) -> None:
-    """Why messages are held back: what each waits for, since when, and how that became part of its past.
+    """Why messages are held back: what each waits for, since when, how that became part of its past, and whether it
+    is really needed.
 
     MESSAGE asks for one of them only, by its site and number: b:12. Asks all sites, or the one of --site.
 
@@ -257,10 +258,16 @@ def _explain_json(answer: Answer) -> dict[str, Any]:
 
 
 def _explain_rows(answer: Answer) -> Iterator[tuple[str, ...]]:
-    """Where it is held, the message, what it waits for, for how long, and the chain as sentences."""
+    """Where it is held, the message, what it waits for, for how long, the cause, and the chain as sentences."""
     for held in answer.said.held if answer.error is None else ():
         names = (f"{held.origin}:{held.dot.seq}", f"{held.missing_origin}:{held.missing.seq}")
-        yield (answer.site, *names, f"{held.held_ms}ms", "; ".join(step.sentence for step in held.chain))
+        sentences = "; ".join(step.sentence for step in held.chain)
+        yield (answer.site, *names, f"{held.held_ms}ms", _cause(held), sentences)
+
+
+def _cause(held: Any) -> str:
+    cause: str = as_dict(held)["cause"]
+    return cause
 
 
 def _explain_lines(answers: list[Answer]) -> Iterator[str]:
@@ -272,19 +279,20 @@ def _explain_lines(answers: list[Answer]) -> Iterator[str]:
         for held in answer.said.held:
             is_any = True
             what = f"message {held.dot.seq} of {held.origin} ({held.updates} update{'s' * (held.updates != 1)})"
-            yield f"{answer.site} has held {what} for {duration(held.held_ms)}:"
+            yield f"{answer.site} has held {what} for {duration(held.held_ms)}, cause {_cause(held)}:"
             yield from (f"  {step.sentence}" for step in held.chain)
-            if cause := CAUSES.get(as_dict(held)["cause"]):
-                yield f"  {cause}"
         if (more := answer.said.held_total - len(answer.said.held)) > 0:
             yield f"{answer.site} holds {more:,} more"
-    if not is_any and any(answer.error is None for answer in answers):
+    if is_any:
+        yield from ("", LEGEND)
+    elif any(answer.error is None for answer in answers):
         yield "Nothing is held back."
 
 
-CAUSES: Mapping[str, str] = {
-    "true": "It depends on what is missing.",
-    "false": "It does not depend on what is missing: the wait is the price of the protocol.",
-}
+LEGEND = (
+    "cause true: it depends on the missing message; "
+    "false: it only came after it at its site, and waits in vain; "
+    "unknown: nobody told"
+)
 
 COMMANDS = (status, explain)

@@ -181,8 +181,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         lease.committed = node.loop.committed(lease.number)
         token = b""
         if lease.committed.past is not None:
-            await node.sessions.durable(lease.number, time.monotonic() + lease.lease_ms / 1000)
-            token = node.sessions.seal.seal(lease.committed.past)
+            try:
+                await node.sessions.durable(lease.number, time.monotonic() + lease.lease_ms / 1000)
+                token = node.sessions.seal.seal(lease.committed.past)
+            except BaseException:
+                node.leases.release(lease.handle)
+                raise
         return admin_pb2.SnapshotResponse(
             lease_ms=lease.lease_ms, site=node.site.name, commit=lease.number, snapshot=lease.handle, session=token
         )

@@ -132,7 +132,7 @@ class Answering:
         self, request: kv_pb2.PutRequest, deadline_s: float, *, is_forwarded: bool = False
     ) -> kv_pb2.PutResponse:
         write = self.decode.put(request)
-        if self._is_elsewhere(write):
+        if self.is_elsewhere(write):
             forwarded: kv_pb2.PutResponse = await self._write_elsewhere(
                 "put", request, write, deadline_s, is_forwarded=is_forwarded
             )
@@ -147,7 +147,7 @@ class Answering:
         self, request: kv_pb2.DeleteRequest, deadline_s: float, *, is_forwarded: bool = False
     ) -> kv_pb2.DeleteResponse:
         write = self.decode.delete(request)
-        if self._is_elsewhere(write):
+        if self.is_elsewhere(write):
             forwarded: kv_pb2.DeleteResponse = await self._write_elsewhere(
                 "delete", request, write, deadline_s, is_forwarded=is_forwarded
             )
@@ -162,7 +162,7 @@ class Answering:
         self, request: kv_pb2.BatchRequest, deadline_s: float, *, is_forwarded: bool = False
     ) -> kv_pb2.BatchResponse:
         write = self.decode.batch(request)
-        if self._is_elsewhere(write):
+        if self.is_elsewhere(write):
             forwarded: kv_pb2.BatchResponse = await self._write_elsewhere(
                 "batch", request, write, deadline_s, is_forwarded=is_forwarded
             )
@@ -207,7 +207,7 @@ class Answering:
 
     # Elsewhere
 
-    def _is_elsewhere(self, write: Write) -> bool:
+    def is_elsewhere(self, write: Write) -> bool:
         return self.decode.needs_holder(write) and not self.decode.is_here(self.decode.holders_of_write(write))
 
     async def _write_elsewhere(

@@ -67,6 +67,7 @@ class Doors:
     async def close(self, grace_s: float) -> None:
         """Streams end by themselves when they are told; other calls get some time."""
         await self._health.stop()
+        self._node.sessions.close()
         self._node.feed.close()
         self._node.events.close()
         await self._clients.stop(grace_s)

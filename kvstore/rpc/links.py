@@ -28,7 +28,7 @@ from kvstore.backlog import Backlog
 from kvstore.config import Cluster, SiteConfig
 from kvstore.effects import Envelope, Greeted
 from kvstore.errors import ClusterMismatch, Internal, KvError, Unavailable
-from kvstore.hello import Accepted, Refusal, greeting, is_forgetful, judge_reply, refused
+from kvstore.hello import Accepted, Refusal, fence_of, greeting, is_forgetful, judge_reply, refused
 from kvstore.loop import Loop
 from kvstore.past import Past
 from kvstore.replica import Replica
@@ -183,7 +183,7 @@ class OutLink:
             log.warning("the link to %s: %s", self._name, error)
         self.state.trouble = str(error)
         if is_forgetful(error, self._parts.site.name):
-            self._parts.loop.fence(error)
+            self._parts.loop.fence(fence_of(error))
             self._parts.alarms.raise_("AMNESIA", str(error), site=self._parts.site.name)
             return 0.0
         if error.status not in PASSING:

@@ -43,7 +43,7 @@ class Pipelining:
             return True
         if isinstance(one, bytes):
             return not self._decode.is_here(self._decode.holders_of((one,)))
-        return isinstance(one, Write) and self._decode.needs_holder(one)
+        return isinstance(one, Write) and self._answering.is_elsewhere(one)
 
     async def _together(
         self, request: kv_pb2.PipelineRequest, plan: list[Write | bytes | KvError], wanted: Wanted, deadline_s: float
@@ -130,7 +130,7 @@ class Pipelining:
                 if wanted.past is not None and not own.session:  # the next write follows this one, wherever it is made
                     session = getattr(result, kind).session or session
         with done():
-            wholes = [(self._completed(request, own, session), result) for own, result in reads]
+            wholes = [(self._completed(request, own, request.session), result) for own, result in reads]
             await self._read_each(wholes, deadline_s)
             self._collect(request, results, wanted, response)
         return response

@@ -163,9 +163,11 @@ class Reading:
         """The beginning of a read of this commit; or why it cannot begin."""
         if wanted is not PLAIN:
             lack = self._sessions.lack(wanted, committed or self._loop.committed(number), asked_ms)
-            if lack is not None:
-                if committed is not None:  # a leased moment will never have it
+            if committed is not None:  # a leased moment, which nothing is added to any more
+                lack = lack or self._sessions.lack_of_old(wanted, committed)
+                if lack is not None:
                     raise lack.error(0)
+            if lack is not None:
                 return lack
             if wanted.past is not None:
                 clock_ms = max(clock_ms, time_ms(wanted.past.time))

@@ -76,7 +76,7 @@ def _activity(node: Node, counts: Counts) -> status_pb2.Activity:
         commits_per_second=rates.commits,
         updates_per_second=rates.updates,
         inbox=node.loop.inbox,
-        waiting=0,  # there are no sessions yet whose past could be missing
+        waiting=node.sessions.waiting,
         watches=node.feed.watches,
         snapshots=len(node.leases),
         keys=counts.keys,

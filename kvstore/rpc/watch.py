@@ -91,7 +91,7 @@ class Watching:
     async def _follow(self, position: int, prefix: bytes, past: Past | None, context: Context) -> None:
         said = self._loop.said
         commit = said.number if position == said.changes else 0  # 0: while it catches up, that is not known
-        await send(context, self._response(position, commit, past))
+        await self._send(context, self._response(position, commit), past)
         told_s = time.monotonic()
         while not self._feed.is_closed:
             said, rows = self._loop.said, []
@@ -101,10 +101,10 @@ class Watching:
                 rows = page.rows
             if position == said.changes:
                 commit = said.number
-            response = self._response(position, commit, past)
+            response = self._response(position, commit)
             _fill(response, rows, prefix)
             if response.changes or time.monotonic() - told_s >= self._progress_s:
-                await send(context, response)
+                await self._send(context, response, past)
                 told_s = time.monotonic()
             elif position < self._loop.said.changes:
                 await asyncio.sleep(0)  # nothing for this watch in the page; others have their turn before the next
@@ -112,15 +112,18 @@ class Watching:
                 await self._feed.wait(position, max(0.0, told_s + self._progress_s - time.monotonic()))
         raise Stopping(site=self._site.name)
 
-    def _response(self, position: int, commit: int, past: Past | None) -> watch_pb2.WatchResponse:
-        """With the token of a session that has seen all that is durable here: what was shown is a part of it."""
+    def _response(self, position: int, commit: int) -> watch_pb2.WatchResponse:
         response = watch_pb2.WatchResponse(site=self._site.name, commit=commit)
-        if past is not None:
-            seen = Seen(self._loop.said.number, None)
-            response.session = self._sessions.seal.seal(self._sessions.after_read(past, seen))
         place = response.position
         place.site, place.incarnation, place.index = self._site.number, self._replica.incarnation, position
         return response
+
+    async def _send(self, context: Context, response: watch_pb2.WatchResponse, past: Past | None) -> None:
+        """With the token of a session that has seen all that is durable here: what was shown is a part of it."""
+        if past is not None:
+            seen = Seen(self._loop.said.number, None)
+            response.session = self._sessions.seal.seal(self._sessions.after_read(past, seen))
+        await send(context, response)
 
     # Where a watch begins
 

@@ -414,7 +414,9 @@ class BatchRequest(message.Message):
     """The token of the session; empty: none."""
     @builtins.property
     def operations(self) -> containers.RepeatedCompositeFieldContainer[Operation]:
-        """The operations, applied in this order: of two on one key, the later stays."""
+        """The operations, applied in this order: of two on one key, the later stays. The batch is one write with one version,
+        so of two concurrent batches the same one wins on every key that both write.
+        """
 
     @builtins.property
     def freshness(self) -> model_pb2.Freshness:
@@ -457,7 +459,7 @@ class BatchResponse(message.Message):
     """The number of its commit there."""
     @builtins.property
     def versions(self) -> containers.RepeatedCompositeFieldContainer[model_pb2.Version]:
-        """The version of each operation, in their order."""
+        """The version of each operation, in their order: the batch's version, again and again."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Dot(message.Message):
 
 @typing.final
 class Version(message.Message):
-    """The name of one write. Every write has its own, and they are ordered: by time, then by site. The order respects
+    """The name of one write; a batch is one write. Every write has its own, and they are ordered: by time, then by site. The order respects
     causality: a write that could know of another has the greater version. Where keys merge by `lww`, of two writes to
     a key the greater version wins, at every replica.
     """

@@ -2,7 +2,7 @@
 
     history.py    what clients did and saw, as values            formats/  from files to such values, strictly
     source.py     which write each read saw                      graph.py  orders as sets in one int
-    timeline.py   who could know what, and what a read lacks
+    register.py   what happened to one key                       timeline.py  who could know what; what a read lacks
     causality.py  CC and CCv by their bad patterns               guarantee.py  the four promises to a session
     verdict.py    all of it, one line a file
 
@@ -10,7 +10,7 @@ It is an oracle: it imports neither the store nor the causal core, and no clock,
 only outside is at the edge: `formats/parquet.py` loads pyarrow when a Parquet file is read.
 """
 
-from pipeline.audit.errors import AuditError, Malformed, MissingLibrary, UnknownFormat
+from pipeline.audit.errors import AuditError, Malformed, MissingLibrary, TooLarge, UnknownFormat
 from pipeline.audit.formats import FORMATS, detect, load
 from pipeline.audit.history import History, Operation, Outcome
 from pipeline.audit.verdict import Verdict, judge
@@ -23,6 +23,7 @@ __all__ = [
     "MissingLibrary",
     "Operation",
     "Outcome",
+    "TooLarge",
     "UnknownFormat",
     "Verdict",
     "detect",

@@ -17,6 +17,10 @@ class Malformed(AuditError):
         self.line = line
 
 
+class TooLarge(AuditError):
+    """More operations than can be judged here: every one of them costs memory for all others."""
+
+
 class UnknownFormat(AuditError):
     """Nothing in the file says what format it has."""
 

@@ -60,14 +60,16 @@ class Operation:
     line: int = 0  # where it stands in its file
 
     def __str__(self) -> str:
-        where = f"session {self.session}, operation {self.index}" if self.session else f"no session, {self.index}"
-        line = f" (line {self.line})" if self.line else ""
+        text = f"session {self.session}, operation {self.index}" if self.session else f"no session, {self.index}"
+        text += f" (line {self.line})" if self.line else ""
         key = key_text(self.key)
         if self.kind is Kind.READ:
-            return f"{where}{line}: read {key}, saw {', '.join(self.observed) or 'nothing'}"
-        what = "deleted" if self.kind is Kind.DELETE else "wrote"
-        outcome = "" if self.outcome is Outcome.OK else f" ({self.outcome})"
-        return f"{where}{line}: {what} {key}{f' = {self.version}' if self.version else ''}{outcome}"
+            text += f": read {key}, saw {', '.join(self.observed) or 'nothing'}"
+        else:
+            text += f": {'deleted' if self.kind is Kind.DELETE else 'wrote'} {key}"
+            text += f" = {self.version}" if self.version else ""
+            text += "" if self.outcome is Outcome.OK else f" ({self.outcome})"
+        return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)  # it may go to a terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class History:
         _check_unique(ordered)
         keys = {one.key for one in ordered}
         kept = {one.key for one in ordered if len(one.observed) > 1}
-        kept |= {key for key in keys for prefix in siblings if key.startswith(prefix)}
+        if is_ordered:
+            kept |= {key for key in keys for prefix in siblings if key.startswith(prefix)}
         return cls(ordered, is_ordered, frozenset(kept), is_complete)
 
     def transactions(self) -> list[Sequence[Operation]]:

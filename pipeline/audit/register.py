@@ -31,9 +31,9 @@ class Merge(Enum):
 class Register:
     merge: Merge
     writes: Operations = 0  # that happened, deletes too: acknowledged, or seen
-    lasting: Operations = 0  # of these, values that nothing but another write can take away
     final: Operations = 0  # the last ones of their transaction, which is all that others may see of it
-    removers: Operations = 0  # whatever can make the key absent
+    lasting: Operations = 0  # final writes that happened, and that nothing but another write can take away
+    removers: Operations = 0  # final ones that can make the key absent
     doubtful: Operations = 0  # that may have happened, and if so under an unknown version
     unnamed: Operations = 0  # writes and deletes of which nobody recorded what they replaced
     newer: dict[int, Operations] = field(default_factory=dict)  # by write: those that took it away, if they happened
@@ -56,12 +56,12 @@ def registers(
             register.writes |= bit
         else:
             register.doubtful |= bit
-        if one.kind is Kind.DELETE or one.expires:
-            register.removers |= bit
-        elif has_happened and bit & final:
-            register.lasting |= bit
         if bit & final:
             register.final |= bit
+            if one.kind is Kind.DELETE or one.expires:
+                register.removers |= bit
+            elif has_happened:
+                register.lasting |= bit
         if one.replaces is None:
             register.unnamed |= bit
     _put_in_order(found, operations)

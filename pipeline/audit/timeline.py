@@ -114,8 +114,8 @@ class Timeline:
 
 def build(history: History, sources: Sources) -> Timeline:
     timeline = _build(history, sources.operations, sources.seen)
-    if not history.is_complete:
-        return timeline  # somebody we do not know of may have deleted it
+    if timeline.cycle or not history.is_complete:
+        return timeline  # the past means nothing; or somebody we do not know of may have deleted it
     explained = [_with_remover(timeline, number) for number in range(len(sources.operations))]
     return timeline if explained == list(sources.seen) else _build(history, sources.operations, explained)
 

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.audit.causality import convergence_violation, weak_violations
+from pipeline.audit.errors import TooLarge
 from pipeline.audit.guarantee import GUARANTEES
 from pipeline.audit.history import History
 from pipeline.audit.source import find_sources
 from pipeline.audit.timeline import Timeline, build
 from pipeline.audit.violation import Violation
+
+OPERATIONS_MAX = 50_000  # two sets of operations for each: about 600 MB; beyond it: TooLarge
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,13 @@ class Verdict:
             "pattern": first and first.pattern,
             "witness": first and list(first.witness),
         }
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields)
 
 
 def judge(history: History) -> Verdict:
+    count = len(history.operations)
+    if count > OPERATIONS_MAX:
+        raise TooLarge(f"it has {count} operations; {OPERATIONS_MAX} can be judged at once")
     sources = find_sources(history)
     timeline = build(history, sources)
     weak = _first_of_each([*sources.violations, *weak_violations(timeline)])

@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from kvstore.clock import time_ms
-from kvstore.effects import Arrived, Envelope, Happened, Heard
+from kvstore.effects import Arrived, Envelope, Event, Happened, Heard
 from kvstore.errors import KvError, StorageFailed, Unavailable
 from kvstore.feed import Feed
 from kvstore.leases import Leases
@@ -52,6 +52,31 @@ class SlowStorage(MemoryStorage):
         if self.is_broken:
             raise StorageFailed(path="memory", why="the test broke it")
         super().commit(batch)
+
+
+class LateStorage(SlowStorage):
+    """A commit is there, for everybody to read, before the loop hears of it: that waits for the test's permission."""
+
+    def commit(self, batch: Batch) -> None:
+        MemoryStorage.commit(self, batch)
+        self.go.wait(10)
+
+
+class RelaxedStorage(MemoryStorage):
+    """A commit is durable only after a sync, which waits for the test's permission."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced = 0
+        self.go = threading.Event()
+
+    @property
+    def durable(self) -> int:
+        return self.synced
+
+    def sync(self) -> None:
+        self.go.wait(10)
+        self.synced = self.number
 
 
 class CallLog:
@@ -98,6 +123,7 @@ class Served:
         self.metrics = CallLog()
         self.sent: dict[int, list[Envelope]] = {}
         self.brought: dict[int, int] = {}  # how many of them, by peer
+        self.events: list[Event] = []
         self.holders = Holders()
 
     async def __aenter__(self) -> Served:
@@ -134,7 +160,7 @@ class Served:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if isinstance(self.storage, SlowStorage):
+        if isinstance(self.storage, SlowStorage | RelaxedStorage):
             self.storage.go.set()
         self.feed.close()
         await self.channel.close()
@@ -176,6 +202,7 @@ class Served:
 
     def _outlet(self) -> Outlet:
         def happened(happened: Happened) -> None:
+            self.events.extend(happened.events)
             self.sessions.moved()
             self.feed.wake(self.loop.said.changes)
 
@@ -289,3 +316,29 @@ def get_call(key: bytes) -> kv.PipelineCall:
 
 def open_storage(kind: str, folder: Path) -> Storage:
     return MemoryStorage() if kind == "memory" else LmdbStorage(folder / "data", create=True, map_bytes=1 << 24)
+
+
+class Session:
+    """A session as the simplest client has it: the token of its last answer."""
+
+    def __init__(self, token: bytes = b"") -> None:
+        self.token = token
+
+    async def ask(self, served: Served, method: str, request: Any, timeout: float = 10) -> Any:
+        """One call with the token; without one yet, a session begins."""
+        request.session = self.token
+        if not self.token and not request.HasField("freshness"):
+            request.freshness.level = model.Freshness.LEVEL_SESSION
+        answer = await getattr(served.stub, method)(request, timeout=timeout)
+        self.token = answer.session
+        return answer
+
+    async def put(self, served: Served, key: bytes, value: bytes = b"v", timeout: float = 10, **more: Any) -> Any:
+        return await self.ask(served, "Put", kv.PutRequest(key=key, value=value, **more), timeout)
+
+    async def get(self, served: Served, key: bytes, timeout: float = 10, **more: Any) -> bytes | None:
+        answer = await self.ask(served, "Get", kv.GetRequest(key=key, **more), timeout)
+        return answer.entry.value if answer.HasField("entry") else None
+
+    def copy(self) -> Session:
+        return Session(self.token)

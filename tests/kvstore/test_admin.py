@@ -14,12 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
+from causal import make_site
 from causal.model import Dot
 from kvstore.effects import Event, Happened, Moment
 from kvstore.errors import Amnesia
+from kvstore.past import Past
 from kvstore.rpc import admin
 from kvstore.rpc.admin import ADMIN, EVENTS_MAX, KEY_VALUE, AdminService, Health
-from kvstore.v1 import event_pb2, model_pb2, status_pb2
+from kvstore.v1 import event_pb2, kv_pb2, kv_pb2_grpc, model_pb2, status_pb2
 from tests.kvstore.running import Running, failure, running, told, until
 
 Kind = event_pb2.Event
@@ -306,3 +308,34 @@ def test_a_mistake_of_ours_is_logged_and_said_and_the_replica_goes_on(
     with caplog.at_level(logging.ERROR, "kvstore.admin"):
         told(story)
     assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+# Sessions
+
+
+def test_a_session_that_shows_a_loss_of_memory_fences_the_replica_and_raises_the_alarm(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, replicas=2) as cluster:
+            await cluster.until_open()
+            node = cluster["a"]
+            elsewhere = make_site(node.cluster.protocol, A, 2)
+            for _ in range(5):
+                elsewhere.send(0b10)
+            token = node.sessions.seal.seal(Past(elsewhere.token(), 0, ()))
+            stub = kv_pb2_grpc.KeyValueStub(cluster.channels["a"])
+            code, error = await failure(stub.Get(kv_pb2.GetRequest(key=b"k", session=token), timeout=5))
+            assert (code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "AMNESIA")
+            assert "a session knows of message 5 of a, which remembers only 0" in str(error)
+            status = await cluster.admin("a").Status(status_pb2.StatusRequest())
+            assert "AMNESIA" in [alarm.reason for alarm in status.alarms]
+            _, error = await failure(stub.Put(kv_pb2.PutRequest(key=b"k"), timeout=5))
+            assert error.reason == "AMNESIA" and error.definite
+            await cluster.put("b", b"k")
+            code, error = await failure(
+                kv_pb2_grpc.KeyValueStub(cluster.channels["b"]).Get(
+                    kv_pb2.GetRequest(key=b"k", session=token), timeout=0.3
+                )
+            )
+            assert error.reason == "PAST_MISSING", "elsewhere nobody can tell"
+
+    told(story)

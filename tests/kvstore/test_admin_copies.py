@@ -145,6 +145,42 @@ def test_a_snapshot_shows_the_moment_it_was_opened_until_it_is_released(tmp_path
     told(story)
 
 
+def test_a_snapshot_comes_with_the_token_of_who_has_seen_all_of_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, replicas=2, cut=(("a", "b"),)) as cluster:
+            await cluster.until_open()
+            await cluster.put("a", b"k", b"1")
+            lent = await cluster.admin("a").Snapshot(admin_pb2.SnapshotRequest())
+            await cluster.put("a", b"k", b"2")
+            a, b = (kv_pb2_grpc.KeyValueStub(cluster.channels[name]) for name in "ab")
+            then = kv_pb2.GetManyRequest(keys=[b"k"], snapshot=lent.snapshot, session=lent.session)
+            answer: Any = await a.GetMany(then, timeout=5)
+            assert [entry.value for entry in answer.entries] == [b"1"] and answer.session
+            _, error = await failure(b.Get(kv_pb2.GetRequest(key=b"k", session=answer.session), timeout=0.3))
+            assert (error.reason, error.details["origin"], error.details["seq"]) == ("PAST_MISSING", "a", "1")
+            now: Any = await a.Get(kv_pb2.GetRequest(key=b"k", session=answer.session), timeout=5)
+            assert now.entry.value == b"2"
+            then.session = now.session
+            _, error = await failure(a.GetMany(then, timeout=5))
+            assert error.reason == "PAST_MISSING", "the session has seen more than that moment"
+            cluster.cut()
+            await until(lambda: cluster["b"].replica.ordering.delivered[0] == 2)
+            moved: Any = await b.Get(kv_pb2.GetRequest(key=b"k", session=now.session), timeout=5)
+            assert moved.entry.value == b"2"
+
+    told(story)
+
+
+@pytest.mark.parametrize("protocol", ["fifo", "unordered"])
+def test_where_there_are_no_sessions_a_snapshot_has_no_token(protocol: str, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, replicas=1, protocol=protocol) as cluster:
+            lent = await cluster.admin("a").Snapshot(admin_pb2.SnapshotRequest())
+            assert lent.snapshot and lent.session == b""
+
+    told(story)
+
+
 def test_there_are_only_so_many_snapshots_and_none_lives_longer_than_it_may(tmp_path: Path) -> None:
     async def story() -> None:
         limits = {"snapshots_max": 2, "snapshot_lease_max_ms": 1_000}

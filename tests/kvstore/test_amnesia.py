@@ -73,6 +73,30 @@ def test_writes_made_before_the_first_hello_do_not_hide_the_loss() -> None:
     story(told)
 
 
+def test_whoever_dials_a_replica_that_forgot_has_not_forgotten_anything_itself() -> None:
+    """What a was told about its own hello, it tells b; b must not take it for its own."""
+
+    async def told() -> None:
+        async with town(3, is_started=False) as those:
+            a, b, c = those
+            await a.start(a.server)
+            await c.start(c.server)
+            await a.put_many(3)
+            await until(lambda: c.replica.links[A].applied == 3)
+            await a.stop()
+            a.storage = MemoryStorage()
+            await a.start()
+            await until(lambda: a.replica.fence)
+            await b.start(b.server)
+            await until(lambda: "refuses the link" in b.links.state(A).trouble)
+            assert b.replica.fence is None and "AMNESIA" not in b.standing()
+            assert b.standing() == ["LINK_REFUSED"]
+            await b.put(b"b")
+            await until(lambda: c.value(b"b"))
+
+    story(told)
+
+
 PLACED = {b"": ("a", "b", "c"), b"c/": ("c",)}
 
 

@@ -119,13 +119,17 @@ def holding_script(script: Script, monkeypatch: pytest.MonkeyPatch) -> Script:
 
 def test_explain_tells_the_chain_in_sentences(holding_script: Script, kv: Shell) -> None:
     assert kv("explain", output="table").stdout.splitlines() == [
-        "a has held message 12 of b (1 update) for 2.5 s:",
+        "a has held message 12 of b (1 update) for 2.5 s, cause true:",
         "  message 7 of c has not come here",
         "  b had delivered it",
-        "  It depends on what is missing.",
         "a holds 2 more",
+        "",
+        (
+            "cause true: it depends on the missing message; "
+            "false: it only came after it at its site, and waits in vain; unknown: nobody told"
+        ),
     ]
-    assert kv("explain").stdout == "a\tb:12\tc:7\t2500ms\tmessage 7 of c has not come here; b had delivered it\n"
+    assert kv("explain").stdout == "a\tb:12\tc:7\t2500ms\ttrue\tmessage 7 of c has not come here; b had delivered it\n"
     (site,) = json.loads(kv("explain", output="json").stdout)["sites"]
     assert site["held"][0]["cause"] == "true" and site["held"][0]["missing"] == {"site": 2, "seq": 7}
     assert [step["why"] for step in site["held"][0]["chain"]] == ["missing", "delivered_before"]

@@ -7,26 +7,29 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstore import ABSENT, Client, Delete, Entry, Get, Put, Written, aio, connect
+from kvstore.client import Session
 from kvstore.config import Cluster, SiteConfig
-from kvstore.errors import PositionTooOld, SnapshotGone, ValueTooLarge, VersionMismatch
+from kvstore.errors import BadToken, PositionTooOld, SnapshotGone, UnseenVersion, ValueTooLarge, VersionMismatch
 from kvstore.limits import Limits
 from kvstore.node import Node
-from kvstore.values import Position
+from kvstore.values import Position, Version
 
 
-def make_cluster(folder: Path, **limits: int) -> Cluster:
+def make_cluster(folder: Path, *, merge: dict[bytes, str] | None = None, **limits: int) -> Cluster:
     ports = []
     for _ in range(2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             ports.append(probe.getsockname()[1])
     site = SiteConfig("a", 0, f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", "data")
-    return Cluster("test", (site,), {b"": ("a",)}, limits=Limits(**limits), folder=folder)
+    cluster = Cluster("test", (site,), {b"": ("a",)}, limits=Limits(**limits), folder=folder)
+    return cluster if merge is None else replace(cluster, merge=merge)
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def address(tmp_path) -> Iterator[str]:
         yield found
 
 
-def there(kv: Client, key: bytes) -> Entry:
+def there(kv: Client | Session, key: bytes) -> Entry:
     entry = kv.get(key)
     assert entry is not None
     return entry
@@ -210,3 +213,77 @@ def test_thousands_of_single_calls_of_an_asyncio_client(tmp_path):
                 assert [entry.key async for entry in then.scan(b"crowd/")] == keys
 
     asyncio.run(main())
+
+
+# Sessions
+
+
+def test_a_session_does_everything_and_goes_on_with_its_token(address):
+    with connect(address) as kv:
+        one = kv.session()
+        first = one.put(b"s/1", b"v")
+        assert there(one, b"s/1").version == first.version
+        one.batch([Put(b"s/2", b"v"), Delete(b"s/1")])
+        assert [*one.get_many([b"s/1", b"s/2"])] == [b"s/2"]
+        assert isinstance(one.pipeline([Get(b"s/2"), Put(b"s/3", b"v")])[1], Written)
+        assert [entry.key for entry in one.scan(b"s/", page_size=1)] == [b"s/2", b"s/3"]
+        with one.watch(b"s/") as watch:
+            for number in range(3):  # each moves the session on, and the watch with it
+                one.put(b"s/4", b"%d" % number)
+                assert next(watch).value == b"%d" % number
+        again = kv.session(one.token())
+        assert again.read(b"s/4").entry is not None
+        assert again.read(b"s/4", freshness="any").site == "a"
+        assert kv.session().get(b"s/4", max_age_ms=60_000) is not None
+        for wrong in (one.token()[:-1], b"x", bytes(len(one.token()))):
+            with pytest.raises(BadToken) as found:
+                kv.session(wrong).put(b"s/5", b"v")
+            assert found.value.definite
+        assert kv.get(b"s/5") is None
+
+
+def test_a_session_of_an_asyncio_client(tmp_path):
+    cluster = make_cluster(tmp_path)
+
+    async def story() -> None:
+        async with aio.connect(cluster.sites[0].client) as kv:
+            one = kv.session()
+            await asyncio.gather(*[one.put(b"s/%d" % number, b"v") for number in range(5)])
+            async with one.watch(b"s/") as watch:
+                await one.put(b"s/1", b"w")
+                assert (await anext(watch)).value == b"w"
+            assert [entry.key async for entry in one.scan(b"s/")] == [b"s/%d" % number for number in range(5)]
+            with pytest.raises(BadToken):
+                await kv.session(b"x").get(b"s/1")
+            assert (await kv.session(await one.token()).read(b"s/1", max_age_ms=60_000)).entry is not None
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        replica = asyncio.create_task(Node(cluster, "a", reflection=False).run(stop))
+        try:
+            await asyncio.wait_for(story(), 30)
+        finally:
+            stop.set()
+            await replica
+
+    asyncio.run(main())
+
+
+def test_siblings_stand_side_by_side_until_a_write_that_has_seen_them(tmp_path):
+    cluster = make_cluster(tmp_path, merge={b"": "lww", b"cart/": "siblings"})
+    with running(cluster) as address, connect(address) as kv:
+        one, other = kv.session(), kv.session()
+        one.put(b"cart/1", b"apple")
+        other.put(b"cart/1", b"pear")  # it has not seen the apple
+        entry = there(one, b"cart/1")
+        assert entry.value == b"pear" and [sibling.value for sibling in entry.siblings] == [b"apple"]
+        one.put(b"cart/1", b"apple, pear")
+        assert there(one, b"cart/1").siblings == () and there(kv, b"cart/1").value == b"apple, pear"
+        other.put(b"cart/1", b"plum")  # replaces its own pear, which is gone, and nothing else
+        assert len(there(kv, b"cart/1").siblings) == 1
+        kv.put(b"cart/1", b"all", replaces=there(kv, b"cart/1"))
+        assert there(kv, b"cart/1").versions == (there(other, b"cart/1").version,)
+        with pytest.raises(UnseenVersion):
+            kv.put(b"cart/1", b"v", replaces=[Version((1 << 63) - 1, 0)])
+        other.delete(b"cart/1")
+        assert kv.get(b"cart/1") is None

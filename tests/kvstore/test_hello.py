@@ -9,7 +9,7 @@ import pytest
 from kvstore import hello
 from kvstore.config import Cluster
 from kvstore.errors import Amnesia, BadRequest, ClusterMismatch, KvError
-from kvstore.hello import Accepted, Greeting, greeting, is_forgetful, judge, judge_reply, refusal, refused
+from kvstore.hello import Accepted, Greeting, fence_of, greeting, is_forgetful, judge, judge_reply, refusal, refused
 from kvstore.persist import open_replica
 from kvstore.replica import Replica
 from kvstore.storage.memory import MemoryStorage
@@ -217,3 +217,14 @@ def test_a_refusal_of_a_later_version_is_still_a_refusal() -> None:
     answer = refusal(BadRequest(why="x"))._replace(reason="SOMETHING_NEW", message="no\x1b" * 1000)
     error = refused(answer, name="a", peer="b")
     assert error.status == "INTERNAL" and "\x1b" not in str(error) and len(str(error)) < 4000
+
+
+@pytest.mark.parametrize("changes", [{"known_seq": 21}, {"up_to": 11}])
+def test_a_fence_is_about_no_hello_any_more(changes: dict[str, int]) -> None:
+    """a has forgotten, and says so to c, who dials it: c has not."""
+    error = judged_by_a(**changes)
+    assert error is not None
+    relayed = refused(refusal(fence_of(error)), name="c", peer="a")
+    assert isinstance(relayed, Amnesia) and is_forgetful(relayed, "a") and not is_forgetful(relayed, "c")
+    as_it_was = refused(refusal(error), name="c", peer="a")
+    assert is_forgetful(as_it_was, "c"), "the field would say so"

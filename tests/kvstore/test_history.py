@@ -110,7 +110,9 @@ def test_calls_without_a_session_have_no_name_and_those_with_one_keep_theirs_apa
         assert [entry async for entry in kv.scan(b"k")]
 
     rows = rows_of(story, a, tmp_path / "h", client)
-    assert [row.index for row in rows if not row.session] == [0, 1, 2]
+    outside = [row.index for row in rows if not row.session]
+    assert [index - outside[0] for index in outside] == [0, 1, 2]
+    assert outside[0] != next(History(tmp_path).outside._index), "nor are those of two histories the same"
     assert {row.token for row in rows if not row.session} == {None}
     assert {row.replica for row in rows} == {"a"}
     assert sorted(row.session.partition("-")[0] for row in rows if row.session) == ["s1", "s2"]
@@ -210,9 +212,10 @@ def test_a_segment_has_exactly_the_columns_that_are_promised(tmp_path: Path) -> 
         "outcome": "string",
         "token": "string",
         "expires": "bool",
+        "replaces": "list<element: string>",
     }
     assert [one.name for one in COLUMNS] == found.names == [*Row.__dataclass_fields__]
-    assert [name for name in found.names if found.field(name).nullable] == ["value", "version", "token"]
+    assert [name for name in found.names if found.field(name).nullable] == ["value", "version", "token", "replaces"]
     assert found.metadata[b"kvstore.history.values"] == b"digest"
 
 

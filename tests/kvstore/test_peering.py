@@ -9,9 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
+from kvstore.clock import COUNTER_BITS
 from kvstore.effects import Arrived, Heard
 from kvstore.errors import KvError
 from kvstore.hello import ENVELOPES_MAX, Accepted, Refusal
+from kvstore.loop import Loop
 from kvstore.peer.v1 import peer_pb2
 from kvstore.rpc import frames, links, peering
 from kvstore.rpc.wire import error_of_rpc
@@ -247,9 +249,16 @@ def test_a_heartbeat_promises_nothing_that_what_follows_it_could_break(monkeypat
 
     story(told)
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "promised", lambda self: self.replica.clock.latest)
-        with pytest.raises(AssertionError):
+        patch.setattr(Loop, "promised", promised_too_soon)
+        with pytest.raises(AssertionError, match="nothing else is committed"):
             story(told)
+
+
+def promised_too_soon(loop: Loop) -> int:
+    """As if nothing were ever under way."""
+    clock, reserved = loop.replica.clock, loop.replica.reserved
+    clock.merge(min(loop._now_ms() << COUNTER_BITS, reserved))
+    return min(clock.latest, reserved)
 
 
 async def promises_around_a_write() -> list[tuple[str, int]]:
@@ -275,9 +284,10 @@ async def promises_around_a_write() -> list[tuple[str, int]]:
             await until(lambda: a.loop.inbox == 0 and a.loop._is_turning)
             seen = len(heard) + 1  # one may be under way
             await until(lambda: len(heard) > seen + 2)
-            assert {time for _, time in heard[seen:]} == {a.loop.said.time}, "nothing else is committed"
+            meanwhile, committed = {time for _, time in heard[seen:]}, {a.loop.said.time}
             slow.go.set()
             await writing
+            assert meanwhile == committed, "nothing else is committed"
             await until(lambda: ("message", a.loop.said.time) in heard and heard[-1][1] > a.loop.said.time)
             return heard
 

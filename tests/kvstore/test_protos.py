@@ -79,7 +79,7 @@ def test_the_services_offer_what_was_agreed() -> None:
         "RenewSnapshot": "unary",
         "ReleaseSnapshot": "unary",
     }
-    assert methods("Peer") == {"Link": "both"}
+    assert methods("Peer") == {"Link": "both", "Forward": "unary"}
 
 
 @pytest.mark.parametrize("name", WRITES)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.rpc.decode import end_of_prefix
+from kvstore.placement import end_of_prefix
 from kvstore.storage.contract import Snapshot, Storage
 from kvstore.storage.memory import MemoryStorage
 from kvstore.v1 import kv_pb2 as kv

@@ -175,8 +175,7 @@ def test_a_batch_is_one_commit_and_its_later_operation_on_a_key_stays(storage: S
             put_operation(b"y", b"3", ttl_ms=50),
         ]
         answer = await served.stub.Batch(kv.BatchRequest(operations=operations), timeout=10)
-        times = [version.time for version in answer.versions]
-        assert times == sorted(set(times)) and len(times) == 4
+        assert len(answer.versions) == 4 and all(version == answer.versions[0] for version in answer.versions)
         assert (answer.site, answer.commit, served.storage.number) == ("a", 1, 1)
         assert await get(served, b"x") is None
         found = await get(served, b"y")

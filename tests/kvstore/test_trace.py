@@ -15,7 +15,8 @@ from causal.blocks import pack_numbers
 from causal.model import Dot, Missing
 from kvstore.effects import Event
 from kvstore.errors import ConfigError
-from kvstore.holds import cause_of
+from kvstore.holds import CAUSES
+from kvstore.past import Seen
 from kvstore.tracefile import metadata_of, segments_in
 from kvstore.tracerow import COLUMNS, EVENTS, WITH_WITNESS, schema
 from tests.kvstore.tracing import MS, ROOT, WALL, Make, rows_of, traces_in, turn, written
@@ -166,26 +167,40 @@ def test_a_held_message_is_not_committed_and_its_time_is_known_when_it_is_releas
     assert [row["dot"]["site"] for row in rows if row["event"] == "committed"] == [1, 2]
 
 
-@pytest.mark.parametrize(
-    ("protocol", "settings", "cause"),
-    [
-        ("optimal", {"depends_on": (Dot(2, 1), Dot(1, 1))}, "true"),
-        ("optimal", {"depends_on": (Dot(2, 1),)}, "unknown"),
-        ("optimal", {"semantic": False}, "false"),
-        ("optimal", {"missing": Missing(1, 1, by_link=True), "depends_on": (Dot(1, 1),)}, "unknown"),
-        ("false-causality", {"missing": Missing(1, 1, by_link=True)}, "false"),
-    ],
-)
-def test_a_hold_is_called_needless_only_where_that_is_sure(protocol: str, settings: Any, cause: str) -> None:
-    assert cause_of(Event("held", Dot(2, 4), 2, **{"missing": Missing(1, 1), **settings}), protocol) == cause
-
-
-def test_what_was_said_to_be_depended_on_is_in_the_row(make: Make, folder: Path) -> None:
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_cause_of_a_hold_is_in_its_row_and_in_that_of_its_end(cause: str, make: Make, folder: Path) -> None:
     trace = make()
-    trace.happened(turn(Event("sent", Dot(0, 2), 1, 2, depends_on=(Dot(0, 1), Dot(2, 8)), semantic=False)))
+    trace.happened(turn(Event("held", Dot(2, 4), 2, 9, Missing(1, 1), cause=cause)))
+    trace.happened(turn(Event("released", Dot(2, 4), 2, 9), Event("delivered", Dot(2, 4), 2, 9)))
+    trace.close()
+    causes = {row["event"]: row["hold_cause"] for row in rows_of(folder)}
+    assert causes == {"held": cause, "released": cause, "delivered": None, "committed": None}
+
+
+@pytest.mark.parametrize(
+    ("meant", "shown"),
+    [((Dot(0, 1), Dot(2, 8)), [{"site": 0, "seq": 1}, {"site": 2, "seq": 8}]), ((), []), (None, None)],
+)
+def test_what_it_was_meant_to_follow_is_in_the_row_and_nothing_is_not_the_same_as_not_known(
+    make: Make, folder: Path, meant: Seen, shown: Any
+) -> None:
+    trace = make()
+    trace.happened(turn(Event("sent", Dot(0, 2), 1, 2, depends_on=meant, semantic=meant != ())))
     trace.close()
     row = rows_of(folder)[0]
-    assert row["depends_on"] == [{"site": 0, "seq": 1}, {"site": 2, "seq": 8}] and row["semantic"] is False
+    assert row["depends_on"] == shown and row["semantic"] is (meant != ())
+
+
+def test_an_adopted_past_names_its_session_and_what_it_brought(make: Make, folder: Path) -> None:
+    trace = make()
+    brought: dict[str, Any] = {"witness": pack_numbers([0, 5, 2]), "depends_on": (Dot(1, 5),), "session": "f00d"}
+    trace.happened(turn(Event("adopted", Dot(0, 7), 0, **brought), Event("applied", Dot(0, 8), 0, updates=1)))
+    trace.close()
+    adopted, applied, committed = rows_of(folder)
+    assert (adopted["event"], adopted["dot"]["seq"], adopted["session"]) == ("adopted", 7, "f00d")
+    assert adopted["witness"] == [0, 5, 2] and adopted["depends_on"] == [{"site": 1, "seq": 5}]
+    assert adopted["link"] is adopted["semantic"] is adopted["updates"] is applied["session"] is None
+    assert committed["dot"]["seq"] == 8  # an adoption is not a message
 
 
 def test_every_event_has_its_row(make: Make, folder: Path) -> None:

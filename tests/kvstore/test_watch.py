@@ -117,7 +117,9 @@ def test_the_changes_of_a_batch_stand_in_one_response_however_large_it_is() -> N
         operations = [put_operation(b"k%02d" % number, b"v" * 1000) for number in range(50)]
         answer = await batch(served, *operations, delete_operation(b"k00"))
         changes = (await watch.next()).changes
-        assert [change.version for change in changes] == list(answer.versions)
+        assert sorted(change.key for change in changes) == [b"k%02d" % number for number in range(50)]
+        assert [change.key for change in changes if change.kind == DELETE] == [b"k00"], "the later one stays"
+        assert all(change.version == version for change in changes for version in answer.versions)
         assert {change.index for change in changes} == {1}
         assert {change.dot.seq for change in changes} == {1}
 

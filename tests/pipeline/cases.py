@@ -139,6 +139,8 @@ ABSENCE = [
     _version("one of two deletes was seen", "a: w x 1\nb: d x 2\nc: d x 3\nd: r x 1, r x -, r x 1"),
     _version("who saw the delete saw what was before it", "a: w z 1, d x 3\nb: w x 2, r x -, r z 1"),
     _version("what was before the only delete", "a: w z 1, d x 3\nb: w x 2, r x -, r z -", "WriteCOInitRead", MW),
+    _version("deleted and written at once", "a: w x 1, r x -\nb: [d x 2, w x 3]", "WriteCOInitRead", RYW),
+    _version("written and deleted at once", "a: w x 1, r x -\nb: [w x 2, d x 3]"),
     _version("a value with a deadline is gone", "a: w x 1~, r x -"),
     _version("a value with a deadline comes back", "a: w x 1~, r x -, r x 1"),
     _version("replaced by a value with a deadline", "a: w x 1, r x -\nb: w x 2~"),

@@ -125,7 +125,9 @@ class Model:
             elif self.bug == "merge" or not stored or update.version > max(stored):
                 site.stored[update.key] = {update.version: update}
 
-    def write(self, site: Site, client: Client, updates: list[tuple[bytes, bool, int, tuple[str, ...] | None]]) -> Message:
+    def write(
+        self, site: Site, client: Client, updates: list[tuple[bytes, bool, int, tuple[str, ...] | None]]
+    ) -> Message:
         if self.bug != "clock":
             site.time = max(site.time, client.time)
         made = []
@@ -189,7 +191,9 @@ class Model:
             version = message.updates[place].version if fate == "ok" else None
             kind = Kind.DELETE if is_delete else Kind.WRITE
             replaces = named if self.chance.random() < 0.7 else None
-            self.record(client, transaction, kind, key, version, outcome=outcome, expires=deadline > 0, replaces=replaces)
+            self.record(
+                client, transaction, kind, key, version, outcome=outcome, expires=deadline > 0, replaces=replaces
+            )
             if version:
                 client.last_seen[key] = (version,)
         if fate == "ok":
@@ -208,7 +212,9 @@ class Model:
         client.needs = {number: max(seen, client.needs[number]) for number, seen in site.clock.items()}
         client.time = max(client.time, site.time)
 
-    def record(self, client: Client, transaction: int, kind: Kind, key: bytes, version: str | None = None, **more: object) -> None:
+    def record(
+        self, client: Client, transaction: int, kind: Kind, key: bytes, version: str | None = None, **more: object
+    ) -> None:
         self.recorded.append(
             Operation(client.name, client.index, transaction, kind, key, version, **more)  # type: ignore[arg-type]
         )

@@ -1,7 +1,8 @@
 """Causal consistency by its definition, for histories of a few operations: try every order there is.
 
-Nothing here knows of bad patterns, of sets in an int, or of the lemma that the least causal order is the best. A history is
-causally consistent if *some* order of transactions (`co`) contains the session order and explains every read:
+Nothing here knows of bad patterns, of sets in an int, or of the lemma that the least causal order is the best. A
+history is causally consistent if *some* order of transactions (`co`) has the session order in it and explains every
+read:
 
 - CC: for each read some sequence of its past, in agreement with co, ends with the write that it saw;
 - CCv: one sequence of all transactions (`arbitration`), in agreement with co, does so for all reads at once.
@@ -104,7 +105,9 @@ def last_write(history: Tiny, sequence: Sequence[int], key: bytes) -> str | None
 
 
 def agrees(sequence: Sequence[int], order: Relation) -> bool:
-    return not any((sequence[b], sequence[a]) in order for a in range(len(sequence)) for b in range(a + 1, len(sequence)))
+    return not any(
+        (sequence[b], sequence[a]) in order for a in range(len(sequence)) for b in range(a + 1, len(sequence))
+    )
 
 
 def is_cc(history: History, *, is_thorough: bool) -> bool:
@@ -161,17 +164,17 @@ def _number(version: str) -> float:
 def _answers(operations: Sequence[Operation]) -> Iterator[Answer]:
     for versions in _possible_versions(operations):
         choices: list[list[int | None]] = []
-        reads = [
-            number
-            for number, one in enumerate(operations)
-            if one.kind is Kind.READ and one.outcome is Outcome.OK
-        ]
+        reads = [number for number, one in enumerate(operations) if one.kind is Kind.READ and one.outcome is Outcome.OK]
         for read in reads:
             one = operations[read]
             if one.observed:
                 wanted = _number(one.observed[0])
                 choices.append(
-                    [w for w, v in versions.items() if (operations[w].key, v) == (one.key, wanted) and _is_put(operations, w)]
+                    [
+                        w
+                        for w, v in versions.items()
+                        if (operations[w].key, v) == (one.key, wanted) and _is_put(operations, w)
+                    ]
                 )
             else:
                 reasons = [w for w in versions if operations[w].key == one.key]
@@ -217,7 +220,10 @@ def _is_explained(operations: Sequence[Operation], answer: Answer) -> bool:
     co = closure(order)
     versions = answer.versions
     by_version = {
-        (a, b) for a in versions for b in versions if operations[a].key == operations[b].key and versions[a] < versions[b]
+        (a, b)
+        for a in versions
+        for b in versions
+        if operations[a].key == operations[b].key and versions[a] < versions[b]
     }
     if any(a == b for a, b in closure(co | by_version)):
         return False
@@ -235,3 +241,50 @@ def _session_pairs(operations: Sequence[Operation]) -> Iterator[tuple[int, int]]
     for a, b in combinations(range(len(operations)), 2):
         if operations[a].session == operations[b].session and operations[a].outcome is not Outcome.UNKNOWN:
             yield a, b
+
+
+# The guarantees
+
+
+def broken_guarantees(history: History) -> set[str]:
+    """All four by trying every pair and triple; single operations, no deletes, no deadlines, no doubts, lww keys."""
+    operations = history.operations
+    reads = [number for number, one in enumerate(operations) if one.kind is Kind.READ]
+    writes = [number for number, one in enumerate(operations) if one.kind is Kind.WRITE]
+
+    def follows(a: int, b: int) -> bool:
+        return operations[a].session == operations[b].session and a < b
+
+    def saw(read: int, write: int) -> bool:
+        return operations[read].key == operations[write].key and operations[write].version in operations[read].observed
+
+    def lacks(read: int, write: int) -> bool:
+        if operations[read].key != operations[write].key:
+            return False
+        return not operations[read].observed or operations[read].observed[0] < (operations[write].version or "")
+
+    def loses(later: int, earlier: int) -> bool:
+        same = operations[later].key == operations[earlier].key
+        return same and (operations[later].version or "") < (operations[earlier].version or "")
+
+    def is_seen_without(later: int, earlier: int) -> bool:
+        others = [read for read in reads if operations[read].session != operations[later].session]
+        return any(
+            saw(first, later) and lacks(second, earlier)
+            for first in others
+            for second in others
+            if first == second or follows(first, second)
+        )
+
+    found = set()
+    if any(follows(w, r) and lacks(r, w) for w in writes for r in reads):
+        found.add("ReadYourWrites")
+    if any(saw(a, w) and follows(a, b) and lacks(b, w) for w in writes for a in reads for b in reads):
+        found.add("MonotonicReads")
+    own = [(a, b) for a in writes for b in writes if follows(a, b)]
+    if any(loses(b, a) or is_seen_without(b, a) for a, b in own):
+        found.add("MonotonicWrites")
+    read = [(a, b) for a in writes for b in writes if any(saw(r, a) and follows(r, b) for r in reads)]
+    if any(loses(b, a) or is_seen_without(b, a) for a, b in read):
+        found.add("WritesFollowReads")
+    return found

@@ -1,8 +1,8 @@
 """Simulated time and simulated disks: the product's own coroutines run as they are, and an hour takes a moment.
 
 The event loop is asyncio's, except that nobody waits: when nothing is ready, the clock jumps to the next timer. One
-thread and one seed decide everything, so a run that fails fails again. The modules that read a monotonic clock are given
-this one.
+thread and one seed decide everything, so a run that fails fails again. The modules that read a monotonic clock are
+given this one.
 
 A disk takes its time. A commit can be read a moment before its writer learns of it, as with a real disk and a thread
 that writes; and a crash in the middle may leave it behind or not. `LaggingStorage` is a disk that forgets, at a power
@@ -112,4 +112,3 @@ class LaggingStorage(MemoryStorage):
             self._tables = {name: table.copy() for name, table in tables.items()}
             self._number = number
             self.sync()
-

@@ -1,25 +1,22 @@
 """Replicas in simulated time: everything of the product between its doors and its disk, on links that are slow.
 
 A *life* of a replica goes from one start to the next crash. In it run the real corridor, sessions, reads and answers;
-what is simulated is around them: clocks that disagree, disks, and links that take 0 to 200 ms, each in its order. A link
-begins with the real hello, and goes on from what the receiver says to have.
+what is simulated is around them: clocks that disagree, disks, and links that take 0 to 200 ms (connection.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Awaitable, Coroutine, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Awaitable
+from typing import Any, NamedTuple
 
 from causal.model import Mask, Site, sites_of
 from kvstore.backlog import Backlog
 from kvstore.clock import time_ms
 from kvstore.config import Cluster, Durability
-from kvstore.effects import Acked, Arrived, Envelope, Greeted, Happened, Heard, Input
+from kvstore.effects import Envelope, Happened
 from kvstore.errors import KvError, Unavailable
-from kvstore.hello import Accepted, greeting, judge, judge_reply
 from kvstore.leases import Leases
 from kvstore.loop import Loop, Outlet
 from kvstore.node import TICK_S
@@ -29,9 +26,9 @@ from kvstore.sessions import Lack, Sessions
 from kvstore.storage.memory import MemoryStorage
 from kvstore.update import Record, unpack_record
 from tests.simulation.clockwork import LaggingStorage, Writer
+from tests.simulation.connection import Connection
 
 EPOCH_MS = 1_700_000_000_000
-T = TypeVar("T")
 
 
 class Weather(NamedTuple):
@@ -86,7 +83,7 @@ class Life:
         }
         self.outgoing: dict[Site, Connection] = {}
         self.incoming: dict[Site, Connection] = {}
-        self.calls: set[asyncio.Task[Any]] = set()
+        self.calls: dict[asyncio.Task[Any], None] = {}  # a set would cancel them in any order
         self.is_over = False
         self.tasks = [asyncio.create_task(self.loop.run()), asyncio.create_task(self._ticks())]
 
@@ -114,7 +111,7 @@ class Life:
             self.incoming[peer].ack(up_to)
 
     def _refuse(self, peer: Site, error: KvError) -> None:
-        self.world.trouble.append(f"{self.site.name} refuses a message of site {peer}: {error}")
+        self.world.complain(f"{self.site.name} refuses a message of site {peer}: {error}")
 
     def _happened(self, happened: Happened) -> None:
         self.sessions.moved()
@@ -123,7 +120,7 @@ class Life:
         self.world.counts["extras"] += sum(event.kind == "sent" and event.is_extra for event in happened.events)
 
     def _lost_memory(self, error: KvError) -> None:
-        self.world.trouble.append(str(error))
+        self.world.complain(str(error))
 
     # Clients and forwarded calls
 
@@ -138,7 +135,7 @@ class Life:
 
         assert not self.is_over
         task = asyncio.create_task(answered())
-        self.calls.add(task)
+        self.calls[task] = None
         try:
             return await task
         except asyncio.CancelledError:
@@ -146,7 +143,7 @@ class Life:
                 raise
             raise Unavailable(site=self.site.name, why="it died") from None
         finally:
-            self.calls.discard(task)
+            del self.calls[task]
             self.sessions.waited.discard(task)
 
     async def ask(self, kind: str, request: Any, holders: Mask, deadline_s: float) -> Any:
@@ -167,121 +164,13 @@ class Life:
         self.is_over = True
         for connection in (*self.outgoing.values(), *self.incoming.values()):
             connection.end()
-        for call in self.calls:
+        for call in tuple(self.calls):
             call.cancel()
         for task in self.tasks:
             task.cancel()
         self.writer.crash()
         if isinstance(self.storage, LaggingStorage):
             self.storage.lose_power()
-
-
-class Connection:
-    """One stream of a link, while both ends live: messages and heartbeats there, acknowledgements back."""
-
-    def __init__(self, sender: Life, receiver: Life) -> None:
-        self.sender, self.receiver = sender, receiver
-        self.world = sender.world
-        self.wake = asyncio.Event()
-        self._wire: deque[tuple[float, Sequence[Input]]] = deque()
-        self._is_carrying = asyncio.Event()
-        self._free_s = 0.0
-        self._to_ack = 0
-        self._is_ack_new = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._begin(self._open())
-        sender.outgoing[receiver.site.number] = receiver.incoming[sender.site.number] = self
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._look_at)
-        self._tasks.append(task)
-
-    def _look_at(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.world.trouble.append(f"the link from {self.sender.site.name} broke: {task.exception()!r}")
-
-    def end(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        self.sender.backlogs[self.receiver.site.number].close()
-        self.sender.outgoing.pop(self.receiver.site.number, None)
-        self.receiver.incoming.pop(self.sender.site.number, None)
-
-    async def _open(self) -> None:
-        sender, receiver = self.sender, self.receiver
-        here, there = sender.site.number, receiver.site.number
-        await self.world.pause(self.world.weather.link_ms)
-        backlog = sender.backlogs[there]
-        hello = greeting(sender.replica, there, sent=max(sender.said_at_start[there], backlog.said))
-        time, wall_ms = receiver.loop.said.time, receiver.now_ms()
-        reply = judge(receiver.replica, hello, up_to=receiver.committed[here], time=time, wall_ms=wall_ms)
-        if isinstance(reply, Accepted):
-            await self.world.pause(self.world.weather.link_ms)
-            error = judge_reply(sender.replica, hello, reply, clock=sender.replica.ordering.clock)
-            if error is None:
-                self._start(reply)
-                return
-            reply = error
-        self.world.trouble.append(f"{sender.site.name} and {receiver.site.name} do not talk: {reply}")
-
-    def _start(self, accepted: Accepted) -> None:
-        sender, receiver = self.sender, self.receiver
-        here, there = sender.site.number, receiver.site.number
-        sender.backlogs[there].open(accepted.up_to)
-        self._put((Greeted(here, sender.replica.incarnation),))
-        self.ack(accepted.up_to)
-        self._begin(sender.loop.offer(there, (Greeted(there, accepted.incarnation, True, accepted.time),)))
-        self._begin(self._speak())
-        self._begin(self._carry())
-        self._begin(self._acknowledge())
-
-    def _put(self, inputs: Sequence[Input]) -> None:
-        """On the wire, behind what is there already."""
-        now_s = asyncio.get_running_loop().time()
-        self._free_s = max(self._free_s, now_s + self.world.rng.uniform(0, self.world.weather.link_ms) / 1000)
-        self._wire.append((self._free_s, inputs))
-        self._is_carrying.set()
-
-    async def _speak(self) -> None:
-        sender, backlog = self.sender, self.sender.backlogs[self.receiver.site.number]
-        here, heartbeat_s = sender.site.number, self.world.cluster.limits.heartbeat_ms / 1000
-        beat_s = 0.0
-        while True:
-            now_s = asyncio.get_running_loop().time()
-            if not backlog.is_empty:
-                self._put([Arrived(here, envelope) for envelope in backlog.take()])
-            elif now_s >= beat_s:
-                beat_s = now_s + heartbeat_s
-                self._put((Heard(here, sender.loop.promised(), sender.now_ms()),))
-            else:
-                self.wake.clear()
-                timer = asyncio.get_running_loop().call_at(beat_s, self.wake.set)
-                await self.wake.wait()
-                timer.cancel()
-
-    async def _carry(self) -> None:
-        loop, here = asyncio.get_running_loop(), self.sender.site.number
-        while True:
-            if not self._wire:
-                self._is_carrying.clear()
-                await self._is_carrying.wait()
-            at_s, inputs = self._wire.popleft()
-            await asyncio.sleep(at_s - loop.time())
-            await self.receiver.loop.offer(here, inputs)
-
-    def ack(self, up_to: int) -> None:
-        self._to_ack = max(self._to_ack, up_to)
-        self._is_ack_new.set()
-
-    async def _acknowledge(self) -> None:
-        there = self.receiver.site.number
-        while True:
-            await self._is_ack_new.wait()
-            self._is_ack_new.clear()
-            up_to = self._to_ack
-            await self.world.pause(self.world.weather.link_ms)
-            await self.sender.loop.offer(there, (Acked(there, up_to),))
 
 
 class Replicas:
@@ -296,12 +185,17 @@ class Replicas:
         self.skews = [self.rng.uniform(-weather.skew_ms, weather.skew_ms) for _ in cluster.sites]
         self.lives: dict[Site, Life] = {}
         self.trouble: list[str] = []  # what must never be said
+        self.is_broken = asyncio.Event()  # something was
         self.counts = dict.fromkeys(("waits", "commits", "crashes", "held", "extras", "forwarded"), 0)
         for site in range(len(cluster.sites)):
             self.start(site)
 
     def pause(self, most_ms: float) -> Awaitable[None]:
         return asyncio.sleep(self.rng.uniform(0, most_ms) / 1000)
+
+    def complain(self, sentence: str) -> None:
+        self.trouble.append(sentence)
+        self.is_broken.set()
 
     def start(self, site: Site) -> None:
         life = Life(self, site)
@@ -346,8 +240,7 @@ class Replicas:
 
     def complaints(self) -> list[str]:
         """What is wrong with replicas at rest."""
-        found = list(dict.fromkeys(self.trouble))
-        found += [f"{life.site.name} has died by itself" for life in self.lives.values() if life.tasks[0].done()]
+        found = [f"{life.site.name} has died by itself" for life in self.lives.values() if life.tasks[0].done()]
         if not self._is_quiet():
             found.append("messages are still under way after a minute")
         held = [life.site.name for life in self.lives.values() if life.replica.held]
@@ -377,5 +270,5 @@ class Replicas:
 
 
 def _shown(record: Record) -> tuple[object, ...]:
-    """What all replicas must agree on; the applying commit is local."""
-    return record.version, record.value, record.expires_ms, record.dot, record.index
+    """What all replicas must agree on. The applying commit is local; so is the place in a message that is filtered."""
+    return record.version, record.value, record.expires_ms, record.dot

@@ -16,7 +16,15 @@ _BYTES = ("key", "value")
 
 
 def read_jsonl(data: bytes) -> list[Operation]:
-    return [_operation(text, line) for line, text in lines(data)]
+    last = data.count(b"\n") + 1
+    try:
+        return [_operation(text, line) for line, text in lines(data)]
+    except Malformed as error:
+        if error.line == last:  # there is no end of line behind it
+            raise Malformed(
+                last, "it is cut off: who wrote it was killed; without it the rest is --incomplete"
+            ) from None
+        raise
 
 
 def _operation(text: str, line: int) -> Operation:

@@ -88,7 +88,14 @@ def _typed(row: Row, name: str, wanted: type, line: int) -> Any:
     value = row[name]
     if type(value) is not wanted:
         raise Malformed(line, f"{name} is {shown(value)}, not of the type {wanted.__name__}")
+    if isinstance(value, str) and not _is_text(value):
+        raise Malformed(line, f"{name} is {shown(value)}, which is no text")
     return value
+
+
+def _is_text(value: str) -> bool:
+    """JSON can write half a character, which nobody can print."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _optional(row: Row, name: str, wanted: type, line: int) -> Any:
