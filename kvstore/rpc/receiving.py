@@ -65,11 +65,12 @@ class Receiving:
             if not isinstance(data, bytes):
                 return
             self._state.heard_mono = monotonic()
-            inputs = self._inputs(data)
-            if inputs:
-                await offer(peer, inputs)
+            for inputs in self._inputs(data):
+                if inputs:
+                    await offer(peer, inputs)
 
-    def _inputs(self, data: bytes) -> list[Input]:
+    def _inputs(self, data: bytes) -> tuple[Sequence[Input], Sequence[Input]]:
+        """What a frame brings: its messages last and by themselves, since they may have to wait for the rest."""
         frame = frames.request_of(data)
         envelopes: Sequence[Envelope] = ()
         match frame.WhichOneof("frame"):
@@ -86,11 +87,10 @@ class Receiving:
             case _:
                 raise BadRequest(why=f"a frame of {len(data)} bytes of a kind that is not known here")
         self._count(len(envelopes), len(data))
-        inputs = self._first_inputs()
-        inputs += [Arrived(self._peer, envelope) for envelope in envelopes]
+        first = self._first_inputs()
         if envelopes:
             self._passed = self._state.passed = envelopes[-1].number
-        return inputs
+        return first, [Arrived(self._peer, envelope) for envelope in envelopes]
 
     def _check_numbers(self, envelopes: Sequence[Envelope]) -> None:
         for expected, envelope in enumerate(envelopes, start=self._passed + 1):

@@ -266,3 +266,21 @@ def test_a_restored_replica_may_write_again_when_every_peer_has_accepted_it() ->
             await those.until_equal()
 
     story(told)
+
+
+def test_a_restored_replica_takes_no_message_that_could_make_it_write_before_its_peers_spoke() -> None:
+    async def told() -> None:
+        async with town(3, protocol="extra-message", is_started=False) as those:
+            a, b, c = those
+            await a.start(a.server, links=False)
+            a.replica.unproven = {B, C}
+            a.run(a.links.run())
+            await b.start(b.server)
+            await b.put(b"k")
+            await until(lambda: a.replica.unproven == {C})
+            assert not a.delivered(B), "a delivery may make an extra message, and its number may be used already"
+            await c.start(c.server)
+            await until(lambda: a.delivered(B) == [1])
+            await those.until_equal()
+
+    story(told)

@@ -72,7 +72,11 @@ class Writer:
         def happen() -> None:
             self._under_way.clear()
             task(*arguments)
-            loop.call_later(self._rng.uniform(0, self._takes_s / 4), lambda: known.done() or known.set_result(None))
+            loop.call_later(self._rng.uniform(0, self._takes_s / 4), tell)
+
+        def tell() -> None:
+            if not known.done():
+                known.set_result(None)
 
         self._under_way.append((loop.call_later(self._rng.uniform(0, self._takes_s), happen), happen))
         return known

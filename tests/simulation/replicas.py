@@ -38,7 +38,7 @@ class Weather(NamedTuple):
     commit_ms: float = 10.0
     call_ms: float = 4.0  # between a client and a replica, each way
     skew_ms: float = 400.0  # of a site's wall clock, to either side
-    crash_every_ms: float = 1_500.0  # on average, somewhere
+    crash_every_ms: float = 800.0  # on average, somewhere
     down_ms: float = 1_500.0
 
 
