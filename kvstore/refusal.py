@@ -52,14 +52,14 @@ def refusal_of_site(replica: Replica, write: Write, to: Mask) -> KvError | None:
 def refusal_of_past(replica: Replica, write: Write) -> KvError | None:
     """Because the session that writes has seen what is not here. Whoever brings the write has waited for it.
 
-    Without a session, because of a version that it is said to follow.
+    Or because of a version that it is said to follow.
     """
     sites = replica.cluster.sites
     name = sites[replica.site].name
+    for version in write.depends:
+        if replica.messages.of((version,)) is None and version.time > _heard(replica, version.site):
+            return UnseenVersion(version=str(version), key="what it depends on", site=name)
     if write.past is None:
-        for version in write.depends:
-            if replica.messages.of((version,)) is None and version.time > _heard(replica, version.site):
-                return UnseenVersion(version=str(version), key="what it depends on", site=name)
         return None
     try:
         missing = replica.ordering.first_missing(write.past.context)
@@ -85,8 +85,10 @@ def refusal_of_key(replica: Replica, one: Operation, past: Past | None, clock_ms
         if version not in here and version.time > _heard(replica, version.site):
             site = replica.cluster.sites[replica.site].name
             return UnseenVersion(version=str(version), key=escape(one.key), site=site)
+    if not replica.keys.is_siblings(one.key):
+        return None
     most = siblings_max(len(replica.cluster.sites))
-    gone = replaced(replica, one, None) if replica.keys.is_siblings(one.key) else ()
+    gone = replaced(replica, one, None)
     is_full = one.value is not None and len(here) - len(gone) >= most
     if is_full or len(gone) >= REPLACES_MAX:
         return TooManySiblings(key=escape(one.key), count=len(here), limit=most)

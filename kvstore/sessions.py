@@ -176,6 +176,8 @@ class Sessions:
     # What a session carries away
 
     def after_read(self, past: Past, seen: Seen) -> Past:
+        if seen.newest == 0:  # it asked for nothing
+            return past
         record = self._loop.committed_by(seen.commit if seen.newest is None else seen.newest)
         dots = None if seen.dots is None else some_dots(seen.dots)
         now = _past_of(record)._replace(seen=dots)

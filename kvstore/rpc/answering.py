@@ -216,9 +216,6 @@ class Answering:
         keys, holders = self.decode.compared_keys(write), self.decode.holders_of_write(write)
         return await self._elsewhere(kind, request, keys, holders, deadline_s, is_forwarded=is_forwarded)
 
-    def _not_here(self, keys: Iterable[bytes]) -> bytes:
-        return next(key for key in keys if not self.decode.is_here(self.decode.holders_of((key,))))
-
     async def _elsewhere(
         self, kind: str, request: Any, keys: Iterable[bytes], holders: Mask, deadline_s: float, *, is_forwarded: bool
     ) -> Any:

@@ -6,7 +6,7 @@ receiver one commit for many messages. Nothing waits for acknowledgements: over 
 way, and what holds them back is only the stream itself, when the receiver does not read.
 
 Every so often, when everything that may be said is sent, a heartbeat says how far the clock is: nothing older will
-follow. It speaks of the newest commit whose messages were handed over, never of what is only in memory (SAFETY 2, 16).
+follow. It promises no more than what was handed over, or what the clock on disk allows (SAFETY 2, 16).
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ from pipeline.audit import Verdict, judge, load
 TIMEOUT_S = 8.0  # of an operation: longer than a replica is dead, unless the machine is very busy
 HASTY_S, HASTY_SHARE = 0.1, 0.05  # of a few that wait less than slow links take: they may fail, or never be answered
 DEAD_S = 0.3  # between a kill and the start after it
-LASTING, FLEETING = 24, 8  # keys that are never deleted; keys that are
+ROOMS = 25  # in which a few sessions each talk about a few keys. Of keys that all write, one sees only the newest
+LASTING, FLEETING = 4, 1  # keys of a room: that are never deleted; that are
+ELSEWHERE_SHARE = 0.1  # of operations in another room, which ties the rooms together
 DELAYS_MS = {"ab": (0, 20), "ba": (10, 40), "ac": (150, 50), "ca": (100, 100), "bc": (20, 30), "cb": (60, 140)}
 
 Task = tuple[Get, ...] | tuple[Put | Delete, ...]
@@ -152,6 +154,7 @@ class Traveller:
         self.travels = travels
         self.rng = random.Random(f"traveller {travels.seed} {number}")
         self.diary = history.session()  # of the session, wherever it is
+        self.home = number % ROOMS
         self.token = b""
         self.site = ""
 
@@ -185,27 +188,20 @@ class Traveller:
 
     def _task(self) -> Task:
         rng = self.rng
-        match rng.choices(("get", "get many", "put", "delete", "batch"), (40, 10, 30, 5, 15))[0]:
+        room = rng.randrange(ROOMS) if rng.random() < ELSEWHERE_SHARE else self.home
+        lasting = [b"%d/lasting/%d" % (room, number) for number in range(LASTING)]
+        fleeting = [b"%d/fleeting/%d" % (room, number) for number in range(FLEETING)]
+        match rng.choices(("get", "look around", "put", "delete", "batch"), (25, 25, 30, 5, 15))[0]:
             case "get":
-                return (Get(self._key()),)
-            case "get many":
-                return tuple(Get(key) for key in {self._key(): None for _ in range(rng.randint(2, 4))})
+                return (Get(rng.choice(lasting + fleeting)),)
+            case "look around":
+                return tuple(Get(key) for key in lasting + fleeting)
             case "put":
-                return (Put(self._key(), b"v"),)
+                return (Put(rng.choice(lasting + fleeting), b"v"),)
             case "delete":
-                return (Delete(self._fleeting()),)
-        keys = {self._key(): None for _ in range(rng.randint(2, 3))}
-        return tuple(
-            Delete(key) if key.startswith(b"fleeting") and rng.random() < 0.3 else Put(key, b"v") for key in keys
-        )
-
-    def _key(self) -> bytes:
-        if self.rng.random() < FLEETING / (LASTING + FLEETING):
-            return self._fleeting()
-        return b"lasting/%d" % self.rng.randrange(LASTING)
-
-    def _fleeting(self) -> bytes:
-        return b"fleeting/%d" % self.rng.randrange(FLEETING)
+                return (Delete(rng.choice(fleeting)),)
+        keys = rng.sample(lasting + fleeting, rng.randint(2, 3))
+        return tuple(Delete(key) if key in fleeting and rng.random() < 0.5 else Put(key, b"v") for key in keys)
 
 
 async def do(store: Verbs, task: Task, timeout_s: float) -> list[tuple[Get | Put | Delete, Item]]:

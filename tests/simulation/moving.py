@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0  # that a session waits at one replica for its past
 DESPAIR_S = 30.0  # after which a session that got no answer anywhere gives up, and the run with it
-PASSING = ("PAST_MISSING", "UNAVAILABLE", "DEADLINE_EXCEEDED", "STOPPING")  # of what a session may be told
+PASSING = (
+    "PAST_MISSING",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "STOPPING",
+    "CLOCK_SKEW",
+)  # of what a session may be told
 CALLS = ("get", "get_many", "put", "delete", "batch")
 TTL_MS = 1_500  # that a value lives, at most
 FRESH_ENOUGH = model_pb2.Freshness(level=model_pb2.Freshness.LEVEL_SESSION)

@@ -22,6 +22,7 @@ from kvstore.loop import Loop, Outlet
 from kvstore.node import TICK_S
 from kvstore.persist import open_replica
 from kvstore.rpc.answering import Answering
+from kvstore.rpc.forwarding import READS
 from kvstore.sessions import Lack, Sessions
 from kvstore.storage.memory import MemoryStorage
 from kvstore.update import Record, unpack_record
@@ -148,14 +149,17 @@ class Life:
 
     async def ask(self, kind: str, request: Any, holders: Mask, deadline_s: float) -> Any:
         """Forwarding: asks a holder that lives, over a link as slow as any."""
-        self.world.counts["forwarded"] += 1
-        living = [site for site in sites_of(holders) if site in self.world.lives]
-        if not living:
-            raise Unavailable(site=self.site.name, why="no holder lives")
-        await self.world.pause(self.world.weather.link_ms)
-        there = self.world.lives.get(self.world.rng.choice(living))
+        world = self.world
+        world.counts["forwarded"] += 1
+        await world.pause(world.weather.link_ms)
+        asked = list(sites_of(holders))
+        if kind in READS:
+            asked = [site for site in asked if site in world.lives]
+        else:  # a retry must come where the first try may have been done
+            asked = [asked[sum(request.request_id) % len(asked)]]
+        there = world.lives.get(world.rng.choice(asked)) if asked else None
         if there is None:
-            raise Unavailable(site=self.site.name, why="the holder died")
+            raise Unavailable(site=self.site.name, why="no holder lives")
         answer = await there.call(kind, request, deadline_s, is_forwarded=True)
         await self.world.pause(self.world.weather.link_ms)
         return answer

@@ -31,13 +31,13 @@ def judged(run: Run) -> Run:
 
 @pytest.mark.parametrize("protocol", CAUSAL)
 def test_sessions_that_move_keep_every_guarantee(protocol: str) -> None:
-    judged(Run(protocol, 1, QUICK))
+    judged(Run(protocol, CAUSAL.index(protocol), QUICK))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", CAUSAL)
 def test_sessions_that_move_ten_thousand_times_keep_every_guarantee(protocol: str) -> None:
-    counts = judged(Run(protocol, 2, LONG)).counts
+    counts = judged(Run(protocol, CAUSAL.index(protocol), LONG)).counts
     assert counts["crashes"] > 20 and counts["doubts"] and counts["repeats"], counts
 
 
