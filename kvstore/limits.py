@@ -84,8 +84,6 @@ class Limits:
         largest = self.key_max + self.value_max + MESSAGE_OVERHEAD
         if self.message_bytes_max < largest:
             raise wrong("limits.message_bytes_max", f"the largest key and value alone take {largest}")
-        if self.waits_max >= self.calls_max:
-            raise wrong("limits.waits_max", "requests that wait must leave room for others: it must be below calls_max")
         if self.link_batch_bytes_max > self.frame_bytes_max:
             raise wrong(
                 "limits.link_batch_bytes_max", f"no peer takes a frame of more than {self.frame_bytes_max} bytes"

@@ -52,14 +52,14 @@ def refusal_of_site(replica: Replica, write: Write, to: Mask) -> KvError | None:
 def refusal_of_past(replica: Replica, write: Write) -> KvError | None:
     """Because the session that writes has seen what is not here. Whoever brings the write has waited for it.
 
-    Or because of a version that it is said to follow.
+    Without a session, because of a version that it is said to follow.
     """
     sites = replica.cluster.sites
     name = sites[replica.site].name
-    for version in write.depends:
-        if replica.messages.of((version,)) is None and version.time > _heard(replica, version.site):
-            return UnseenVersion(version=str(version), key="what it depends on", site=name)
     if write.past is None:
+        for version in write.depends:
+            if replica.messages.of((version,)) is None and version.time > _heard(replica, version.site):
+                return UnseenVersion(version=str(version), key="what it depends on", site=name)
         return None
     try:
         missing = replica.ordering.first_missing(write.past.context)

@@ -77,7 +77,8 @@ class Sessions:
         self._storage = storage
         self._now_ms = now_ms
         self._lost_memory = lost_memory
-        self._most = cluster.limits.waits_max
+        limits = cluster.limits
+        self._most = min(limits.waits_max, max(1, limits.calls_max // 2))  # who waits must leave room for other calls
         self._moved = asyncio.Event()  # something became true since the last look
         self._is_closed = False
 

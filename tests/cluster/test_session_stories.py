@@ -9,32 +9,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 import pytest
 
 from causal import PROTOCOLS
 from kvstore import connect
-from kvstore.client import Client, Session
 from kvstore.cluster import LocalCluster
 from kvstore.config import LinkConfig
 from kvstore.errors import PastMissing, TooStale
-from kvstore.values import Entry
+from tests.cluster.stage import (
+    LONG_S,
+    SHORT_S,
+    Clients,
+    in_time,
+    looked_at,
+    moved,
+    part,
+    until_connected,
+    until_cut,
+    until_values,
+    value_of,
+    values_in,
+    write_everywhere,
+)
 from tests.cluster.stories import clients_of, until, until_value
 
 SLOW_MS = 700  # from a to c
-SHORT_S = 1.5  # of a call that is to fail
-LONG_S = 30.0  # of a call that is to work, also on a busy machine
-GRACE_S = 1.0  # that an error may come late
 
 CAUSAL = [name for name, protocol in PROTOCOLS.items() if protocol.is_causal]
 QUICK = {"optimal", "false-causality"}  # on every change; the others with --long
-
-Clients = Mapping[str, Client]
-State = Mapping[bytes, bytes]
 
 
 @pytest.fixture(
@@ -69,93 +74,7 @@ def clients(cluster: LocalCluster) -> Iterator[Clients]:
         yield clients
 
 
-def until_connected(cluster: LocalCluster) -> None:
-    with clients_of(cluster) as clients:
-        for kv in clients.values():
-            until(lambda kv=kv: kv.status().links, lambda links: all(one.connected for one in links), "links open")  # type: ignore[misc]
-
-
-def part(cluster: LocalCluster, clients: Clients, *groups: str) -> None:
-    """Cut all links between these groups of sites, and wait until every replica has noticed."""
-    cluster.partition(*groups)
-    until_cut(cluster, clients)
-
-
-def until_cut(cluster: LocalCluster, clients: Clients) -> None:
-    for pair in cluster.cuts():
-        for name in pair:
-            until(lambda name=name, pair=pair: is_open(clients[name], pair), lambda found: not found, f"{pair} is cut")  # type: ignore[misc]
-
-
-def is_open(kv: Client, pair: tuple[str, str]) -> bool:
-    return any(one.connected for one in kv.status().links if (one.sender, one.receiver) == pair)
-
-
-def moved(session: Session, to: Client) -> Session:
-    """The same session at another replica: nothing goes along but the token."""
-    return to.session(session.token())
-
-
-def value_of(entry: Entry | None) -> bytes | None:
-    return None if entry is None else entry.value
-
-
-def write_everywhere(clients: Clients, key: bytes, value: bytes) -> None:
-    clients["a"].put(key, value)
-    for kv in clients.values():
-        until_value(kv, key, value)
-
-
-@contextmanager
-def in_time(timeout_s: float = SHORT_S) -> Iterator[None]:
-    started_s = time.monotonic()
-    yield
-    took_s = time.monotonic() - started_s
-    assert took_s < timeout_s + GRACE_S, f"it took {took_s:.2f} s where {timeout_s} were allowed"
-
-
 # What others see
-
-
-class Onlooker(threading.Thread):
-    """Reads some keys at one replica, all at one moment, again and again, and remembers each state that it saw."""
-
-    def __init__(self, kv: Client, keys: Sequence[bytes]) -> None:
-        super().__init__(name="onlooker", daemon=True)
-        self._kv = kv
-        self._keys = keys
-        self.states: list[State] = []
-        self.stopping = threading.Event()
-        self.mistake: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            while not self.stopping.is_set():
-                state = {key: entry.value for key, entry in self._kv.get_many(self._keys).items()}
-                if not self.states or self.states[-1] != state:
-                    self.states.append(state)
-                time.sleep(0.002)
-        except BaseException as error:
-            self.mistake = error
-
-
-@contextmanager
-def looked_at(clients: Clients, keys: Sequence[bytes], *, last: State) -> Iterator[dict[str, list[State]]]:
-    """What is seen at each replica, from now on until all have come to their last state."""
-    onlookers = {name: Onlooker(kv, keys) for name, kv in clients.items()}
-    seen: dict[str, list[State]] = {}
-    try:
-        for one in onlookers.values():
-            one.start()
-        yield seen
-        until(lambda: [one.states[-1:] for one in onlookers.values()], lambda all_of: all_of == [[last]] * 3, "the end")
-    finally:
-        for one in onlookers.values():
-            one.stopping.set()
-        for one in onlookers.values():
-            one.join(LONG_S)
-    assert [one.mistake for one in onlookers.values() if one.mistake] == []
-    seen.update((name, one.states) for name, one in onlookers.items())
 
 
 def test_a_reply_never_comes_before_its_question(clients: Clients) -> None:
@@ -382,19 +301,6 @@ def test_what_was_written_where_it_is_not_held_is_read_where_it_is_not_held(
 
 
 # Siblings
-
-
-def until_values(clients: Clients, key: bytes, *values: bytes) -> dict[str, Entry | None]:
-    """Every replica has these values side by side, with the same versions."""
-
-    def all_equal(found: dict[str, Entry | None]) -> bool:
-        return all(sorted(values_in(one)) == sorted(values) for one in found.values()) and len(set(found.values())) == 1
-
-    return until(lambda: {name: kv.get(key) for name, kv in clients.items()}, all_equal, f"{key!r} = {values}")
-
-
-def values_in(entry: Entry | None) -> list[bytes]:
-    return [] if entry is None else [entry.value, *(one.value for one in entry.siblings)]
 
 
 def test_what_two_sessions_wrote_at_once_stands_side_by_side_until_a_session_has_seen_both(

@@ -58,7 +58,7 @@ def test_when_disks_lose_what_was_not_synced_tokens_have_waited_for_the_sync(pro
     judged(Run(protocol, 5, QUICK // 2, is_periodic=True))
 
 
-@pytest.mark.parametrize("protocol", CAUSAL)
+@pytest.mark.parametrize("protocol", ["optimal", "false-causality", "extra-message"])
 def test_sessions_that_sometimes_stay_keep_every_guarantee(protocol: str) -> None:
     judged(Run(protocol, 6, QUICK // 2, stays=0.5))
 
@@ -90,7 +90,7 @@ def test_in_any_weather(protocol: str, settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize("protocol", ["unordered", "fifo"])
 def test_the_audit_catches_protocols_without_order(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LinkMulticast, "is_causal", True)  # so nobody refuses; their tokens name nothing
-    for seed in range(5):
+    for seed in range(3):
         verdict = Run(protocol, seed, 500, weather=CALM).go().verdict()
         assert not verdict.cc and not verdict.sessions, f"seed {seed}"
         names = {one.pattern for one in verdict.guarantees}
